@@ -24,9 +24,7 @@ from support.blocking import BlockingCalls
 from support.event_loops import RealTimeLoop
 from support.laws import examples
 from support.set_up import why_not_set_up
-from topobus.runtime import (
-    log_lines as log_lines,  # what is configured when nobody configures: at once, and not within a test that takes it back
-)
+from topobus.process import log_lines as log_lines
 from topobus.testing.clock import VirtualTimeLoop
 from topobus.testing.nats.accounts import cheap_folder
 

@@ -17,15 +17,15 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["AcmeDriver"]
 

@@ -15,16 +15,16 @@ from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
-from topobus.domain.counters import CounterSet, CounterUse
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
+from topobus.values.counters import CounterSet, CounterUse
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = ["NexaDriver"]
 

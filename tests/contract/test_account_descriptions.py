@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from support.account_attacks import is_granted
-from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
-from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
-from topobus.contracts.nats_accounts import Account, Shape, User, accounts, crossings, vendor_account
-from topobus.contracts.nats_accounts_config import render_accounts, render_passwords, render_shape
-from topobus.contracts.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
-from topobus.contracts.nouns import PREFIX
-from topobus.contracts.streams import wanted_streams
-from topobus.domain.errors import ContractError
+from topobus.bus.server_config.nats_accounts import Account, Shape, User, accounts, crossings, vendor_account
+from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords, render_shape
+from topobus.bus.server_config.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
+from topobus.bus.server_config.streams import wanted_streams
+from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, STATES
+from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
+from topobus.formats.messages.nouns import PREFIX
+from topobus.values.errors import ContractError
 
 _NODES = {Shape.CENTRAL: ["n1", "node2.example"], Shape.LEAF: ["n1"], Shape.HUB: ["n1", "node2.example"]}
 _DESCRIBED = [pytest.param(shape, nodes, id=f"{shape}-{'nodes' if nodes else 'any'}") for shape in Shape for nodes in ([], _NODES[shape])]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lab.conformance.allocator_checks import answer_case
-from topobus.cel.selector import CelCompiler
-from topobus.controller.allocation import search
+from topobus.engine.allocation import search
+from topobus.engine.cel.selector import CelCompiler
 
 DATA = Path(__file__).parent.parent / "data" / "allocation" / "structured-allocation.jsonl.gz"
 CHUNKS = 10

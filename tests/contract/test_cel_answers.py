@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.cel.seam import DeviceFacts, SelectorError, Version
-from topobus.cel.selector import compile_expression
+from topobus.engine.cel.seam import DeviceFacts, SelectorError, Version
+from topobus.engine.cel.selector import compile_expression
 
 DEVICE = DeviceFacts(
     "d.io",

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import pytest
 
-from topobus.cel.seam import (
+from topobus.engine.cel.seam import (
     DeviceFacts,
     FactValue,
     SelectorError,
     Version,
 )
-from topobus.cel.selector import COST_LIMIT, compile_expression
-from topobus.domain.quantity import Quantity
+from topobus.engine.cel.selector import COST_LIMIT, compile_expression
+from topobus.values.quantity import Quantity
 
 D = 'device.attributes["dra.example.com"]'
 C = 'device.capacity["dra.example.com"]'

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from support.licence_driver import GROUP, LicenceDriver, LicenceServer
-from topobus.contracts.messages import ApiObject
-from topobus.devicekit.classic import ClassicContext, ClassicDriver
-from topobus.devicekit.classic_registry import GROUP as ENTRY_POINTS
-from topobus.devicekit.classic_registry import load_classic_drivers
-from topobus.domain.errors import ConfigError
-from topobus.kubernetes.api import classic
+from topobus.devicekit.classic.classic import ClassicContext, ClassicDriver
+from topobus.devicekit.classic.classic_registry import GROUP as ENTRY_POINTS
+from topobus.devicekit.classic.classic_registry import load_classic_drivers
+from topobus.formats.kubernetes.classic import classic
+from topobus.formats.messages.messages import ApiObject
 from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
+from topobus.values.errors import ConfigError
 
 
 def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:

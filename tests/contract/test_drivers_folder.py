@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.domain.device import Device
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver, make_card
 from topobus.testing.drivers.hands_contract import HandsContract
+from topobus.values.device import Device
 
 _PROFILE = Path(__file__).parent.parent / "data" / "profiles" / "h100-pair.toml"
 

@@ -9,7 +9,6 @@ from support.fpga_cards import BLANK, FileDflProgrammer, FileXrtProgrammer, add,
 from support.net_trees import add_interface, remove_interface
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import DeviceDriver
-from topobus.domain.device import Device
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
@@ -19,6 +18,7 @@ from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.testing.drivers.driver_contract import DriverContract
 from topobus.testing.drivers.hands_contract import HandsContract
+from topobus.values.device import Device
 
 
 class TestPciNetdevDriver(DriverContract):

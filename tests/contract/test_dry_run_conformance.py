@@ -19,31 +19,31 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.explanations import explain_nodes
-from topobus.controller.allocation.values import Allocated, Outcome
-from topobus.controller.claims.gate import RESERVED_TAINT
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.commit.allocator import Allocator, Member, member
 from topobus.controller.config import ControllerSettings
-from topobus.controller.dry_run.run import dry_run
-from topobus.controller.dry_run.situation import DryAnswer, Silence, Situation
+from topobus.controller.dry_run.rules.run import dry_run
+from topobus.controller.dry_run.rules.situation import DryAnswer, Silence, Situation
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocator import Allocator, Member, member
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind, Policy
-from topobus.domain.view import AlignmentOptions, NodeAlignment
-from topobus.kubernetes.api.objects import NODE_ANNOTATION, object_parts
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.engine.allocation.explanations import explain_nodes
+from topobus.engine.allocation.values import Allocated, Outcome
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.gate import RESERVED_TAINT
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.objects import NODE_ANNOTATION, object_parts
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.clock import ManualClock
+from topobus.values.errors import ContractError
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind, Policy
+from topobus.values.view import AlignmentOptions, NodeAlignment
 
 DATA = Path(__file__).parent.parent / "data" / "allocation" / "structured-allocation.jsonl.gz"
 CHUNKS = 10

@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.messages import Prepared
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import Prepared
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
-from topobus.gateway.core.edit_limits import NO_RIGHTS, refuse_forbidden, rights_of
+from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, refuse_forbidden, rights_of
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -22,6 +19,9 @@ from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.simulation.machines import PROFILES, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 DRIVERS: tuple[type[DeviceDriver], ...] = (
     NvidiaDriver,

@@ -20,7 +20,7 @@ from docpages.samples import (
     sample,
     variants,
 )
-from topobus.contracts.codec import decode, encode
+from topobus.formats.messages.codec import decode, encode
 
 GOLDEN = Path(__file__).parent / "golden"
 _HOW = """

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.pci import PciAddress
+from topobus.formats.kubernetes.slices import slice_device
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.multus import PciUse, device_info, file_name, is_file_of, variables
-from topobus.kubernetes.api.slices import slice_device
+from topobus.gateway.device_plugins.rules.multus import PciUse, device_info, file_name, is_file_of, variables
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.pci import PciAddress
 
 MULTUS = {"k8s.cni.cncf.io/deviceID": "0000:3b:00.1", "k8s.cni.cncf.io/resourceName": "topobus.dev/nic-vf"}
 SHAPES = json.loads((Path(__file__).parents[1] / "data" / "multus" / "shapes.json").read_text())

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from lab.conformance.allocator_checks import answer_case
-from topobus.cel.selector import CelCompiler
-from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.domain.device import Device
-from topobus.domain.partitions import partitioned
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.slices import fault_of_shares, shared_counters, slice_device
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.slices import fault_of_shares, shared_counters, slice_device
+from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.values.device import Device
+from topobus.values.partitions import partitioned
+from topobus.values.quantity import Quantity
 
 DATA = Path(__file__).parent.parent / "data" / "allocation" / "structured-allocation.jsonl.gz"
 CHUNKS = 4

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from topobus.contracts.reasons import codes
+from topobus.formats.reasons.reasons import codes
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"[a-z0-9]+(-([a-z0-9]+|\*))*")

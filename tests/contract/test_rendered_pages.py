@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from docpages.asyncapi import render_asyncapi
-from topobus.contracts.catalogue import ALL, ASKS, PROVISIONER
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.inboxes import connection_name
-from topobus.contracts.nats_permissions import PRINCIPALS, render_server, rights
+from topobus.bus.server_config.inboxes import connection_name
+from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_server, rights
+from topobus.formats.messages.catalogue import ALL, ASKS, PROVISIONER
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 

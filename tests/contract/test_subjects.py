@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.catalogue import ALL, ASKS, EVENTS, NOTICES, STATES
-from topobus.contracts.nouns import from_token, to_token
-from topobus.domain.errors import ContractError
+from topobus.formats.messages.catalogue import ALL, ASKS, EVENTS, NOTICES, STATES
+from topobus.formats.messages.nouns import from_token, to_token
+from topobus.values.errors import ContractError
 
 ROOT = Path(__file__).resolve().parents[2]
 _LITERAL = re.compile(
     r"""topobus\.v1|\$KV\.|\$JS\.|\$SRV|["'](?:TOPOBUS_HEALTH|TOPOBUS_DECISIONS|topobus_(?:machines|inventories|ledgers|objects))["']"""
 )
 # The server in memory is what the subjects of JetStream are asked of.
-_ALLOWED = ("shared/topobus/contracts/", "shared/topobus/runtime/", "shared/topobus/testing/nats/memory_server.py")
+_ALLOWED = ("shared/topobus/formats/messages/", "shared/topobus/bus/", "shared/topobus/testing/nats/memory_server.py")
 
 
 def test_code_writes_no_subject_when_it_is_outside_the_catalogue_and_runtime() -> None:
@@ -30,7 +30,7 @@ def test_code_writes_no_subject_when_it_is_outside_the_catalogue_and_runtime() -
         if _LITERAL.search(line)
     ]
 
-    assert not literals, "build subjects with topobus.contracts.catalogue instead:\n" + "\n".join(literals)
+    assert not literals, "build subjects with topobus.formats.messages.catalogue instead:\n" + "\n".join(literals)
 
 
 def test_nouns_are_unique_when_the_catalogue_is_read() -> None:

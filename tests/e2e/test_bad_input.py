@@ -26,18 +26,18 @@ from docpages.samples import sample
 from support.alignment_nodes import container, pod
 from support.malformed import GARBAGE, ODD_NAMES, spoilt
 from support.running import LIMIT_S, NODE, Service, all_services, until_all_ready
-from topobus.contracts.catalogue import ASKS, EVENTS, INVENTORY, OBJECT, PLACE, PLAN, RELEASE, STATES
-from topobus.contracts.codec import decode, encode, to_builtins
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
-from topobus.contracts.nouns import CLUSTER, PREFIX, Ask
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.domain.device import Inventory
-from topobus.domain.errors import ContractError
-from topobus.domain.outcome import Placement
-from topobus.runtime.bus import Bus, ChangeKind
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus, ChangeKind
+from topobus.formats.messages.catalogue import ASKS, EVENTS, INVENTORY, OBJECT, PLACE, PLAN, RELEASE, STATES
+from topobus.formats.messages.codec import decode, encode, to_builtins
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.formats.messages.messages import ApiObject, PlaceRequest, ReleaseRequest
+from topobus.formats.messages.nouns import CLUSTER, PREFIX, Ask
+from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.errors import ContractError
+from topobus.values.outcome import Placement
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 

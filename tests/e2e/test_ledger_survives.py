@@ -13,15 +13,15 @@ import pytest_asyncio
 from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import LIMIT_S, NODE, Service, service
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, PLACE, RELEASE
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseRequest
-from topobus.domain.errors import ContractError
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import PodRequest
-from topobus.runtime.bus import Bus, ChangeKind
+from topobus.bus.bus import Bus, ChangeKind
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, PLACE, RELEASE
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import ContractError
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import PodRequest
 
 pytestmark = pytest.mark.integration
 

@@ -12,13 +12,13 @@ import pytest
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.running import LIMIT_S, NODE, SERVICES, all_services, service, system_settings, until_all_ready
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PLACE
-from topobus.contracts.messages import HealthEvent, PlaceReply, PlaceRequest
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import PodRequest
-from topobus.runtime.bus import Bus, ChangeKind, Start
+from topobus.bus.bus import Bus, ChangeKind, Start
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER, PLACE
+from topobus.formats.messages.messages import HealthEvent, PlaceReply, PlaceRequest
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer, free_port
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -26,7 +26,7 @@ import grpc_tools.protoc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from engine.engine import ROOT, EngineUnavailable, apt_install, must, say
-from topobus.domain.edits import ContainerEdits
+from topobus.values.edits import ContainerEdits
 
 __all__ = ["Containerd", "Ended", "Sandbox", "Started", "provide_containerd"]
 

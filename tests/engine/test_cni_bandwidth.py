@@ -11,9 +11,9 @@ import pytest
 from engine.engine import say
 from integration.nic.conftest import Node, bundle, node
 from support.net_namespaces import Namespace
-from topobus.domain.device import Device
-from topobus.domain.sandbox import Sandbox
 from topobus.nic.cni.pod_values import pod_values
+from topobus.values.device import Device
+from topobus.values.sandbox import Sandbox
 
 __all__ = ["bundle", "node"]
 

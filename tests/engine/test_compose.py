@@ -17,8 +17,8 @@ from testcontainers.compose import DockerCompose
 
 from engine.conftest import RUNNING
 from engine.engine import ROOT, must
-from topobus.domain.health import HealthState
 from topobus.health import HealthEvent, follow
+from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 

@@ -20,13 +20,13 @@ import pytest_asyncio
 
 from engine.containerd import Containerd
 from support.running import NODE, Service, all_services, gateway_settings, service, until_all_ready
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference, KubeletSimulator
+from topobus.values.idset import CpuSet, NodeSet
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -15,15 +15,15 @@ import pytest_asyncio
 from engine.containerd import Containerd
 from support.driver_roots import VERSION, driver_root, probe_program
 from support.running import NODE, all_services, system_settings, until_all_ready
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.domain.edits import ContainerEdits, Mount
-from topobus.domain.idset import NodeSet
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.values.edits import ContainerEdits, Mount
+from topobus.values.idset import NodeSet
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -20,19 +20,19 @@ from docpages.samples import sample
 from engine.conftest import Images
 from engine.engine import ROOT, EngineUnavailable, nats_program, program_image
 from support.account_nats import ZONES, AccountNats, subject_of
-from topobus.contracts.catalogue import EVENTS, FORGETTER, HEALTH, HINT, LEDGER, MACHINE, STATES
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nats_accounts_config import render_passwords
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.silence import Answered
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.server_config.nats_accounts_config import render_passwords
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
+from topobus.bus.streams.state import Conflict, Written
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import EVENTS, FORGETTER, HEALTH, HINT, LEDGER, MACHINE, STATES
 from topobus.health import follow
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.state import Conflict, Written
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_provider import NatsProgram
 from topobus.simulation.nats_server import NatsServer, find_nats_server, free_port
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

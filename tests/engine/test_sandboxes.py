@@ -19,11 +19,11 @@ import pytest_asyncio
 from engine.containerd import Containerd
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device, no
-from topobus.contracts.sandbox_messages import Attached, AttachReply, AttachRequest
-from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.formats.messages.sandbox_messages import Attached, AttachReply, AttachRequest
 from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

@@ -20,9 +20,9 @@ from testcontainers.core.waiting_utils import WaitStrategy
 from engine.conftest import Images, failing_without_engine
 from engine.engine import nats_program, program_image
 from support.documented_images import SERVICES, SERVICES_PAGE, DocumentedRun, documented_runs
-from topobus.contracts.catalogue import INVENTORY
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY
+from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -14,20 +14,20 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from topobus.domain.device import Inventory
-from topobus.domain.errors import ConfigError
-from topobus.domain.machine import Machine
+from topobus.bus.bus import Bus
+from topobus.bus.connection import connection
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
-from topobus.runtime import connection
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer, find_nats_server
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.nats.accounts import NatsAccounts, cheap_folder
 from topobus.testing.nats.memory_server import MemoryNats
+from topobus.values.device import Inventory
+from topobus.values.errors import ConfigError
+from topobus.values.machine import Machine
 
 
 def _binaries() -> list[Path]:

@@ -20,14 +20,14 @@ from support.account_attacks import Attack, Victim, attacks, eavesdropping, is_g
 from support.account_nats import LIMIT_S, AccountNats, StreamImage, account_nats, subject_of
 from support.attacked_services import Answering, answering, say_up, until_answered, without_granted
 from support.secured_nats import Attacker
-from topobus.contracts.catalogue import HEALTH, LEDGER, RELEASE
-from topobus.contracts.codec import encode
-from topobus.contracts.inboxes import is_imported_reply
-from topobus.contracts.nats_accounts import Account, Shape, User, accounts
-from topobus.contracts.nats_permissions import PRINCIPALS, rights
-from topobus.contracts.streams import bucket_stream
-from topobus.contracts.up_subjects import up_mappings
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.inboxes import is_imported_reply
+from topobus.bus.server_config.nats_accounts import Account, Shape, User, accounts
+from topobus.bus.server_config.nats_permissions import PRINCIPALS, rights
+from topobus.bus.server_config.streams import bucket_stream
+from topobus.bus.server_config.up_subjects import up_mappings
+from topobus.formats.messages.catalogue import HEALTH, LEDGER, RELEASE
+from topobus.formats.messages.codec import encode
 
 pytestmark = pytest.mark.integration
 

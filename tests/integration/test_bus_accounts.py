@@ -18,14 +18,14 @@ from support.account_nats import LIMIT_S, account_nats
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.running import NODE, service
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PLACE, PREPARE
-from topobus.contracts.codec import decode
-from topobus.contracts.messages import HealthEvent, HintsEvent, PlaceRequest, Prepared, PrepareRequest
-from topobus.contracts.nats_accounts import IMPORTED_API, Shape, accounts
-from topobus.domain.outcome import Placement
-from topobus.domain.request import PodRequest
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_accounts import IMPORTED_API, Shape, accounts
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER, PLACE, PREPARE
+from topobus.formats.messages.codec import decode
+from topobus.formats.messages.messages import HealthEvent, HintsEvent, PlaceRequest, Prepared, PrepareRequest
 from topobus.simulation.machines import build
+from topobus.values.outcome import Placement
+from topobus.values.request import PodRequest
 
 pytestmark = pytest.mark.integration
 

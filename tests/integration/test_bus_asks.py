@@ -9,16 +9,16 @@ import pytest
 from opentelemetry import trace
 
 from integration.values import OWNER, inventory, release, released
-from topobus.contracts.catalogue import INVENTORY, PLAN, PREPARE, RELEASE
-from topobus.contracts.messages import PrepareRequest, ReleaseReply, ReleaseRequest
-from topobus.contracts.plan_messages import PlanReply, PlanRequest
-from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
-from topobus.domain.request import PodRequest
-from topobus.domain.silence import Answered, Silent
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.engine.health.silence import Answered, Silent
+from topobus.formats.messages.catalogue import INVENTORY, PLAN, PREPARE, RELEASE
+from topobus.formats.messages.messages import PrepareRequest, ReleaseReply, ReleaseRequest
+from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
+from topobus.values.errors import ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.values.request import PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

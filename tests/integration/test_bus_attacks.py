@@ -22,19 +22,19 @@ from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import Service, service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from topobus.contracts.catalogue import ASKS, DECISION, HINT, INVENTORY, LEDGER, LINK, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
-from topobus.contracts.codec import encode
-from topobus.contracts.inboxes import answerer_of
-from topobus.contracts.messages import PlaceRequest
-from topobus.contracts.nats_permissions import render_permissions
-from topobus.contracts.nouns import Ask
-from topobus.contracts.streams import stream_names
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement
-from topobus.domain.silence import Answered
-from topobus.runtime.bus import Bus
-from topobus.runtime.events import Start
-from topobus.runtime.reply_inbox import new_token
+from topobus.bus.bus import Bus
+from topobus.bus.connection.reply_inbox import new_token
+from topobus.bus.server_config.inboxes import answerer_of
+from topobus.bus.server_config.nats_permissions import render_permissions
+from topobus.bus.server_config.streams import stream_names
+from topobus.bus.streams.events import Start
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import ASKS, DECISION, HINT, INVENTORY, LEDGER, LINK, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import PlaceRequest
+from topobus.formats.messages.nouns import Ask
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement
 
 pytestmark = pytest.mark.integration
 

@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from support.gateway_rig import WatchedReadiness
-from topobus.contracts.nats_tls import server_tls
-from topobus.runtime.bus import Bus
-from topobus.runtime.certificates import add_authority, certify, drop_old_authorities
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.bus.login.certificates import add_authority, certify, drop_old_authorities
+from topobus.bus.server_config.nats_tls import server_tls
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 

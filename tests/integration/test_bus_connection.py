@@ -10,13 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from integration.values import inventory, release, released
-from topobus.contracts.catalogue import INVENTORY, RELEASE
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
-from topobus.runtime.bus import AmbiguousWrite, Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.connection import Connection
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import AmbiguousWrite, Bus
+from topobus.bus.connection.connection import Connection
+from topobus.formats.messages.catalogue import INVENTORY, RELEASE
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer, free_port
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

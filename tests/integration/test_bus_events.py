@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from integration.values import health
-from topobus.contracts.catalogue import HEALTH
-from topobus.contracts.messages import HealthEvent
-from topobus.runtime.bus import Bus, Received
+from topobus.bus.bus import Bus, Received
+from topobus.formats.messages.catalogue import HEALTH
+from topobus.formats.messages.messages import HealthEvent
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

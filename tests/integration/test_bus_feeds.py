@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from integration.values import health, inventory
-from topobus.contracts.catalogue import HEALTH, INVENTORY
-from topobus.contracts.messages import HealthEvent
-from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.runtime import feed, key_feed
-from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.connection import Connection
+from topobus.bus.bus import Bus, Change, ChangeKind, Received, Start
+from topobus.bus.connection.connection import Connection
+from topobus.bus.feeds import feed, key_feed
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY
+from topobus.formats.messages.messages import HealthEvent
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
@@ -224,7 +224,7 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
 async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """B8: what nats-py drops because its queue is full is noticed as a gap and read again: every event once, in order."""
     # Small enough that a batch overflows it.
-    monkeypatch.setattr("topobus.runtime.subscriptions.PENDING_MESSAGES", 3)
+    monkeypatch.setattr("topobus.bus.connection.subscriptions.PENDING_MESSAGES", 3)
     for generation in range(20):
         await _publish(bus, generation)
     async with Reader(bus.follow(HEALTH, start=Start.ALL)) as reader:

@@ -9,16 +9,16 @@ import pytest
 import pytest_asyncio
 
 from integration.values import OWNER, release, released
-from topobus.contracts.catalogue import PLAN, RELEASE
-from topobus.contracts.messages import ReleaseReply, ReleaseRequest
-from topobus.contracts.plan_messages import PlanReply, PlanRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.request import PodRequest
-from topobus.domain.silence import Answered
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.heavy_lane import Workload
+from topobus.bus.asks.heavy_lane import Workload
+from topobus.bus.bus import Bus
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import PLAN, RELEASE
+from topobus.formats.messages.messages import ReleaseReply, ReleaseRequest
+from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import PeerUnavailable
+from topobus.values.request import PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from integration.values import inventory
-from topobus.contracts.catalogue import INVENTORY
-from topobus.domain.device import Inventory
-from topobus.runtime import key_feed
-from topobus.runtime.bus import Bus, Change
-from topobus.runtime.jetstream import JetStream, StoredMessage
+from topobus.bus.bus import Bus, Change
+from topobus.bus.feeds import key_feed
+from topobus.bus.streams.jetstream import JetStream, StoredMessage
+from topobus.formats.messages.catalogue import INVENTORY
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
 
 # In memory only: there, time goes by only when nothing is to be done, so that the bound is a number.
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]

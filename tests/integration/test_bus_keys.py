@@ -8,16 +8,16 @@ import pytest
 import pytest_asyncio
 
 from integration.values import health, inventory
-from topobus.contracts.catalogue import HEALTH, INVENTORY
-from topobus.contracts.codec import encode
-from topobus.contracts.streams import REPUBLISH, stream_names, wanted_streams
-from topobus.domain.device import Inventory
-from topobus.runtime import key_feed
-from topobus.runtime.bus import Bus, Change, ChangeKind
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.jetstream import JetStream
+from topobus.bus.bus import Bus, Change, ChangeKind
+from topobus.bus.feeds import key_feed
+from topobus.bus.server_config.streams import REPUBLISH, stream_names, wanted_streams
+from topobus.bus.streams.jetstream import JetStream
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY
+from topobus.formats.messages.codec import encode
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

@@ -13,12 +13,12 @@ from nats.aio.client import Client
 
 from docpages.samples import sample
 from support.account_nats import LIMIT_S
+from topobus.bus.bus import Bus
+from topobus.bus.login.user_keys import split_login
 from topobus.cli.application import run
-from topobus.contracts.catalogue import ADOPT, PREPARE
-from topobus.contracts.nouns import Ask
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.user_keys import split_login
+from topobus.formats.messages.catalogue import ADOPT, PREPARE
+from topobus.formats.messages.nouns import Ask
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

@@ -17,18 +17,18 @@ from msgspec import structs
 
 from support.key_secrets import NAMESPACE, PodFiles, objects_of, server_with_rights
 from support.kustomize import built, named
+from topobus.bus.bus import Bus
 from topobus.cli.application import run
-from topobus.cli.secrets.cluster_certificates import make_certificate, server_names
-from topobus.cli.secrets.cluster_secrets import make_users
-from topobus.contracts.catalogue import INVENTORY, PREPARE
-from topobus.contracts.messages import PrepareReply, PrepareRequest
-from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.formats.messages.catalogue import INVENTORY, PREPARE
+from topobus.formats.messages.messages import PrepareReply, PrepareRequest
+from topobus.keys.cluster_certificates import make_certificate, server_names
+from topobus.keys.cluster_secrets import make_users
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

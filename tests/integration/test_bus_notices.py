@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from support.account_nats import LIMIT_S, AccountNats, account_nats
-from topobus.contracts.catalogue import HINTS
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import GivenHints, HintsEvent
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.runtime import events
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.streams import events
+from topobus.formats.messages.catalogue import HINTS
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import GivenHints, HintsEvent
 
 pytestmark = pytest.mark.integration
 

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 import pytest
 
 from integration.values import inventory, release, released
-from topobus.contracts.catalogue import INVENTORY, RELEASE
-from topobus.contracts.messages import ReleaseReply, ReleaseRequest
-from topobus.domain.silence import Answered
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import Bus
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import INVENTORY, RELEASE
+from topobus.formats.messages.messages import ReleaseReply, ReleaseRequest
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]

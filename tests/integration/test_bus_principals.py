@@ -14,13 +14,13 @@ from support.account_attacks import Victim, attacks, stored_subjects
 from support.account_nats import AccountNats, account_nats
 from support.attacked_services import Answering, answering, until_answered
 from support.secured_nats import Attacker
-from topobus.contracts.catalogue import ASKS, EVENTS, STATES
-from topobus.contracts.codec import encode
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.inboxes import answerer_of, connection_name, inbox_branch
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.streams import bucket_stream, stream_names
+from topobus.bus.server_config.inboxes import answerer_of, connection_name, inbox_branch
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
+from topobus.bus.server_config.streams import bucket_stream, stream_names
+from topobus.formats.messages.catalogue import ASKS, EVENTS, STATES
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
 
 pytestmark = pytest.mark.integration
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from integration.values import inventory
-from topobus.contracts.catalogue import BUCKETS, EVENTS, INVENTORY, LEDGER, PROVISIONER
-from topobus.contracts.streams import REPUBLISH, stream_names, wanted_streams
-from topobus.domain.errors import ConfigError
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.failures import JetStreamError
-from topobus.runtime.jetstream import JetStream
+from topobus.bus.bus import Bus
+from topobus.bus.failures import JetStreamError
+from topobus.bus.server_config.streams import REPUBLISH, stream_names, wanted_streams
+from topobus.bus.streams.jetstream import JetStream
+from topobus.formats.messages.catalogue import BUCKETS, EVENTS, INVENTORY, LEDGER, PROVISIONER
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import ConfigError
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from integration.values import inventory
-from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.stored import from_stored
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.ledger import Allocation, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime import state as state_module
-from topobus.runtime.bus import Bus, ChangeKind, Conflict, Written
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.jetstream import JetStream, StoredMessage
+from topobus.bus.bus import Bus, ChangeKind, Conflict, Written
+from topobus.bus.streams import state as state_module
+from topobus.bus.streams.jetstream import JetStream, StoredMessage
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.stored import from_stored
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.ledger import Allocation, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.account_nats import account_nats
-from topobus.contracts.inboxes import SERVER, connection_name, inbox_branch
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.streams import STREAM_LISTS, stream_names
+from topobus.bus.server_config.inboxes import SERVER, connection_name, inbox_branch
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.server_config.streams import STREAM_LISTS, stream_names
 
 pytestmark = pytest.mark.integration
 

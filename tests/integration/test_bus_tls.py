@@ -12,8 +12,8 @@ import pytest
 
 from support.gateway_rig import WatchedReadiness
 from support.tls_front import Authority
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

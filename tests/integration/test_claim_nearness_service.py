@@ -13,22 +13,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support.real_topology import real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
+from topobus.bus.bus import Bus, Change
 from topobus.controller.config import ControllerSettings
-from topobus.controller.service import serve
-from topobus.domain.device import Inventory
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.kubernetes.api import admit, object_parts, parse_manifest
-from topobus.runtime.bus import Bus, Change
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.controller.standalone.service import serve
+from topobus.formats.kubernetes import admit, object_parts, parse_manifest
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.topology.config import AlignmentSettings
+from topobus.values.device import Inventory
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -13,15 +13,15 @@ import pytest_asyncio
 from support.classic_home import ClassicPlace, classic_place, controller, devices_of, node_of
 from support.mortal_bus import died_or
 from support.running import service
-from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceRequest
-from topobus.controller.classic.core import classic_lifecycle
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
-from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.controller.classic.rules import classic_lifecycle
+from topobus.formats.kubernetes.classic.classic_handles import as_structured
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import PlaceRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import VirtualTimeLoop
 from topobus.testing.fates import FatedBus
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -13,17 +13,17 @@ from prometheus_client import CollectorRegistry
 
 from support.classic_home import SETTINGS, ClassicPlace, classic_place, controller
 from support.licence_driver import GROUP, SERVER, LicenceDriver
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
+from topobus.bus.bus import Bus
 from topobus.controller.classic.builtin_driver import BuiltinDriver
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.devicekit.classic import ClaimWork, ClassicDriver
-from topobus.devicekit.classic_registry import GROUP as ENTRY_POINTS
-from topobus.kubernetes.api import classic
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.devicekit.classic.classic import ClaimWork, ClassicDriver
+from topobus.devicekit.classic.classic_registry import GROUP as ENTRY_POINTS
+from topobus.formats.kubernetes.classic import classic
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
 from topobus.testing.fates import FatedBus, Fates, Interrupted

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 from msgspec import structs
 
-from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -12,13 +12,13 @@ from integration.values import inventory
 from support.asking import ask_patiently
 from support.cli_process import run_cli
 from support.controller_home import controller
-from topobus.contracts.catalogue import FORGET, INVENTORY, LEDGER
-from topobus.contracts.forget_messages import ForgetRequest
-from topobus.contracts.nouns import CLUSTER
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import FORGET, INVENTORY, LEDGER
+from topobus.formats.messages.forget_messages import ForgetRequest
+from topobus.formats.messages.nouns import CLUSTER
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -13,17 +13,17 @@ from support.asking import ask_patiently
 from support.cli_process import run_cli
 from support.garbage import write_garbage
 from support.real_topology import real_topology
+from topobus.bus.bus import Bus
+from topobus.cli.help.value_names import names_of
 from topobus.cli.options import BusOptions
-from topobus.cli.system.names import names_of
-from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT, PLACE
-from topobus.contracts.messages import ApiObject, PlaceRequest
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT, PLACE
+from topobus.formats.messages.messages import ApiObject, PlaceRequest
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.machine import Machine
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = pytest.mark.integration
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from topobus.contracts.catalogue import LEDGER
-from topobus.domain.ledger import Ledger
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import LEDGER
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.ledger import Ledger
 
 pytestmark = [pytest.mark.integration, pytest.mark.real_start]
 
@@ -23,12 +23,12 @@ _UNUSED = (
     "prometheus_client",
     "structlog",
     "topobus.cli.dry_run_process",
-    "topobus.kubernetes.api.manifest",
+    "topobus.formats.kubernetes.manifest",
     "wsgiref.simple_server",
     "yaml",
 )
 # `get` and `describe` know Kubernetes' shapes; others do not.
-_SHAPES = "topobus.kubernetes.api.resource"
+_SHAPES = "topobus.formats.kubernetes.resource"
 _SCRIPT = f"""
 import json, sys
 from topobus.cli.application import run

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.claim_manifests import claim
-from topobus.contracts.catalogue import OBJECT
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import OBJECT
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

@@ -20,12 +20,12 @@ import pytest
 import yaml
 
 from support.claim_manifests import claim
+from topobus.bus.bus import Bus
 from topobus.cli.options import BusOptions
-from topobus.contracts.catalogue import ADOPT, LEDGER, RELEASE
-from topobus.contracts.messages import AdoptRequest, ReleaseRequest
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.built_in_classes import BUILT_IN
-from topobus.runtime.bus import Bus
+from topobus.formats.kubernetes.built_in_classes import BUILT_IN
+from topobus.formats.messages.catalogue import ADOPT, LEDGER, RELEASE
+from topobus.formats.messages.messages import AdoptRequest, ReleaseRequest
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from topobus.nic.config import NicSettings
-from topobus.runtime.config import load_settings
+from topobus.process.config import load_settings
 
 pytestmark = pytest.mark.integration
 

@@ -16,16 +16,16 @@ import pytest_asyncio
 from msgspec import structs
 
 from support.terminals import TerminalSession
-from topobus.contracts.catalogue import DECISION, HEALTH, INVENTORY, LEDGER, MACHINE
-from topobus.contracts.messages import DecisionEvent, HealthEvent
-from topobus.domain.device import Inventory
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import DECISION, HEALTH, INVENTORY, LEDGER, MACHINE
+from topobus.formats.messages.messages import DecisionEvent, HealthEvent
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.machine import Machine
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -12,14 +12,14 @@ from support.asking import ask_patiently
 from support.cli_process import run_cli
 from support.controller_home import controller
 from support.real_topology import real_topology
-from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT, PLAN
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.domain.request import Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT, PLAN
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
+from topobus.values.request import Owner, OwnerKind, PodRequest
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from integration.values import OWNER, health
-from topobus.contracts.catalogue import DECISION, HEALTH, HINTS
-from topobus.contracts.messages import DecisionEvent, HintsEvent
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import DECISION, HEALTH, HINTS
+from topobus.formats.messages.messages import DecisionEvent, HintsEvent
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from support.cli_process import run_cli
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PLAN
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanReply, PlanRequest
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine, NumaNode
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PLAN
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine, NumaNode
 
 pytestmark = pytest.mark.integration
 

@@ -10,16 +10,16 @@ import pytest
 
 from support.cli_process import run_cli
 from support.garbage import write_garbage
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MAINTENANCE, OBJECT
-from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.domain.device import Device, Inventory
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.manifest import parse_manifest
-from topobus.kubernetes.api.objects import object_parts
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.kubernetes.manifest import parse_manifest
+from topobus.formats.kubernetes.objects import object_parts
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MAINTENANCE, OBJECT
+from topobus.formats.messages.operation_messages import ClassMaintenance
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Device, Inventory
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

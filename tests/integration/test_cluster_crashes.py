@@ -24,9 +24,9 @@ from topobus.controller.store.api import (
     Rejected,
     WatchEvent,
 )
-from topobus.domain.errors import PeerUnavailable
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

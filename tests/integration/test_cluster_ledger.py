@@ -14,26 +14,26 @@ import yaml
 
 from support.cluster_home import ClusterHome, claim, device_class, node, pod, slice_of
 from support.real_topology import WatchedTopology, real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.codec import encode
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.controller.claims.attempts import Attempt
-from topobus.controller.claims.objects import Claim
-from topobus.controller.reconcilers.node_ledgers import Held, NodeLedgers, Overtaken
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.bus.bus import Bus, Start
+from topobus.controller.commit.node_ledgers import Held, NodeLedgers, Overtaken
+from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
-from topobus.domain.device import Inventory, driver_name
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
-from topobus.kubernetes.api.slices import slice_device
-from topobus.runtime.bus import Bus, Start
+from topobus.engine.claims.attempts import Attempt
+from topobus.engine.claims.objects import Claim
+from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.formats.kubernetes.slices import slice_device
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory, driver_name
+from topobus.values.errors import PeerUnavailable
+from topobus.values.machine import Machine
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

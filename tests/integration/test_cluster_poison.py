@@ -13,8 +13,7 @@ from msgspec import structs
 
 from support.cluster_home import GATE, ClusterHome, Object, claim, device_class, node, pod, slice_of, template
 from support.cluster_poison import WHOLE, poison
-from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceRequest, ReleaseReply, ReleaseRequest
+from topobus.bus.bus import Bus
 from topobus.controller.store.api import (
     Api,
     Kind,
@@ -23,13 +22,14 @@ from topobus.controller.store.api import (
     Rejected,
     WatchEvent,
 )
-from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import ContractError, HardwareError
-from topobus.domain.ledger import Allocation, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import PlaceRequest, ReleaseReply, ReleaseRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import ContractError, HardwareError
+from topobus.values.ledger import Allocation, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
-from topobus.controller.allocation.values import AllocationInput, Outcome
-from topobus.controller.reconcilers import allocation_runner
+from topobus.controller.commit import allocation_runner
+from topobus.engine.allocation.values import AllocationInput, Outcome
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 

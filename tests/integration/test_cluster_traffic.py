@@ -16,14 +16,14 @@ from lab.cluster_fill.gated_pods import NAMESPACE, claim_object, pod_object
 from lab.cluster_fill.node_records import NodeRecord, node_name
 from lab.cluster_fill.played_nodes import PlayedNode, open_client, publish_nodes
 from support.cluster_home import ClusterHome
+from topobus.bus.bus import Bus
 from topobus.controller.store.api import WATCHED
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.apiserver.request_counts import count_requests
 from topobus.testing.clock import ManualClock
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

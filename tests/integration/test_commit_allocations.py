@@ -12,23 +12,23 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.object_stores import Place, api_server_place, nats_place
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest
-from topobus.controller.claims import attempts, lifecycle
-from topobus.controller.claims.reservations import PodRef, with_bound_allocation
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.bus.bus import Bus
+from topobus.controller.commit.allocator import Member
+from topobus.controller.commit.commit_allocations import AllocationCommitter, Attempted, Progress
+from topobus.controller.commit.decision_publisher import DecisionPublisher
+from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocator import Member
-from topobus.controller.reconcilers.commit_allocations import AllocationCommitter, Attempted, Progress
-from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.kubernetes.api.resource import AllocationResult, ClaimSpec, DevicesAllocated, GrantedDevice
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
+from topobus.engine.claims import attempts, lifecycle
+from topobus.engine.claims.reservations import PodRef, with_bound_allocation
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.resource import AllocationResult, ClaimSpec, DevicesAllocated, GrantedDevice
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject, PlaceReply, PlaceRequest
+from topobus.process.clock import SystemClock
+from topobus.values.errors import PeerUnavailable
+from topobus.values.outcome import Placement, Reason, Refusal
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

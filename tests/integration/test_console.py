@@ -19,18 +19,18 @@ from starlette.types import ASGIApp, Message
 
 from support.console_pages import ask, stream, until_entry
 from support.running import NODE, Service, service
+from topobus.bus.bus import Bus
 from topobus.console.config import ConsoleSettings, PageSettings
 from topobus.console.followers import Followers
 from topobus.console.web import console_app
-from topobus.contracts.catalogue import ALIGNMENT, HEALTH, INVENTORY
-from topobus.contracts.messages import HealthEvent
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.catalogue import ALIGNMENT, HEALTH, INVENTORY
+from topobus.formats.messages.messages import HealthEvent
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
+from topobus.values.device import Device, Inventory
+from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 
 pytestmark = pytest.mark.integration
 

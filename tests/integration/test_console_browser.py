@@ -13,17 +13,17 @@ import pytest_asyncio
 
 from support.chromium import Page, chromium_path, open_page
 from support.running import NODE, service
-from topobus.contracts.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Device, Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 
 pytestmark = [
     pytest.mark.integration,

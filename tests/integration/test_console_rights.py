@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.account_nats import account_nats
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.server_config.nats_permissions import rights
 from topobus.console.config import ConsoleSettings
 from topobus.console.followers import Followers
-from topobus.contracts.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nats_permissions import rights
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode
+from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode
 
 pytestmark = pytest.mark.integration
 

@@ -13,22 +13,22 @@ from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
 from support.real_topology import WatchedTopology, real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
+from topobus.bus.bus import Bus, Change
+from topobus.controller.commit import ledger_releases
 from topobus.controller.config import ControllerSettings
-from topobus.controller.reconcilers import ledger_releases
-from topobus.controller.service import serve
-from topobus.kubernetes.api import (
+from topobus.controller.standalone.service import serve
+from topobus.formats.kubernetes import (
     admit,
     ask_deletion,
     object_parts,
     parse_manifest,
 )
-from topobus.runtime.bus import Bus, Change
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 

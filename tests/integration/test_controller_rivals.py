@@ -12,37 +12,37 @@ import pytest
 from support.alignment_nodes import dgx_facts
 from support.real_topology import WatchedTopology, real_topology
 from support.replica import NOW, claims_of, queue_on, read, runtime_on, start_node, store
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.catalogue import OBJECT, PLACE
-from topobus.contracts.messages import ApiObject, PlaceRequest
-from topobus.controller.claims import attempts, lifecycle
-from topobus.controller.claims.attempts import Attempt
-from topobus.controller.claims.lifecycle import with_finalizer
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.reservations import with_node
-from topobus.controller.claims.stored import ObjectKey
-from topobus.controller.claims.templates import claim_from_template, wanted_claims
+from topobus.bus.bus import Bus, Written
+from topobus.controller.commit.allocator import Allocator
+from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.commit.make_claims import ClaimTemplateReconciler
+from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocator import Allocator
-from topobus.controller.reconcilers.claim_users import ClaimUsers
-from topobus.controller.reconcilers.clean_up_pods import PodCleanup
-from topobus.controller.reconcilers.evict_tainted import Evictor
-from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
-from topobus.controller.reconcilers.node_ledgers import NodeLedgers
+from topobus.controller.standalone.clean_up_pods import PodCleanup
+from topobus.controller.standalone.evict_tainted import Evictor
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError
-from topobus.domain.outcome import Placement, Reason
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.kubernetes.api import (
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims import attempts, lifecycle
+from topobus.engine.claims.attempts import Attempt
+from topobus.engine.claims.lifecycle import with_finalizer
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.reservations import with_node
+from topobus.engine.claims.stored import ObjectKey
+from topobus.engine.claims.templates import claim_from_template, wanted_claims
+from topobus.formats.kubernetes import (
     ask_deletion,
 )
-from topobus.kubernetes.api.objects import DELETE_PROTECTION
-from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
-from topobus.runtime.bus import Bus, Written
+from topobus.formats.kubernetes.objects import DELETE_PROTECTION
+from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.formats.messages.catalogue import OBJECT, PLACE
+from topobus.formats.messages.messages import ApiObject, PlaceRequest
 from topobus.testing.fates import FatedBus, Fates, Interrupted
+from topobus.values.errors import ContractError
+from topobus.values.outcome import Placement, Reason
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -8,17 +8,17 @@ import pytest
 
 from support.real_topology import WatchedTopology
 from support.replica import claims_of, queue_on, read, runtime_on, start_node, store
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
+from topobus.bus.bus import Bus
+from topobus.controller.commit.allocator import Allocator
+from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
-from topobus.controller.reconcilers.allocator import Allocator
-from topobus.controller.reconcilers.claim_users import ClaimUsers
-from topobus.controller.reconcilers.replica_turns import ReplicaTurns, Stage
+from topobus.controller.standalone.allocate_claims import ClaimReconciler
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.runtime.bus import Bus
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
 from topobus.testing.clock import ManualClock
 from topobus.testing.fates import Delayed, FatedBus, Fates
 

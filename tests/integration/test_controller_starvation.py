@@ -13,23 +13,24 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.real_topology import real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
-from topobus.controller.allocation.values import AllocationInput, Outcome
+from topobus.bus.bus import Bus, Change
+from topobus.controller.commit import allocation_runner
 from topobus.controller.config import ControllerSettings
-from topobus.controller.reconcilers import allocate_claims, allocation_runner
-from topobus.controller.service import serve
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode
-from topobus.kubernetes.api import admit, object_parts, parse_manifest
-from topobus.runtime.bus import Bus, Change
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.controller.standalone import allocate_claims
+from topobus.controller.standalone.service import serve
+from topobus.engine.allocation.values import AllocationInput, Outcome
+from topobus.formats.kubernetes import admit, object_parts, parse_manifest
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -18,24 +18,24 @@ from msgspec import Struct, structs
 from support.driver_pods import start_pod
 from support.driver_roots import VERSION, driver_root, library, musl_probe, probe_program, require_compiler
 from support.kustomize import built
-from topobus.contracts.messages import Prepared
-from topobus.devicekit.cdi import render
+from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.oci import OciResult, device_paths, oci_spec
-from topobus.devicekit.oci_host import look_up, read_cdi_files
-from topobus.devicekit.prepare import place_nodes
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.names import ClaimUid
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claim_cdi import cdi_names, cdi_spec
-from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden, rights_of
+from topobus.devicekit.verbs.prepare import place_nodes
+from topobus.formats.containers.cdi import render
+from topobus.formats.containers.oci import OciResult, device_paths, oci_spec
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.claims.rules.claim_cdi import cdi_names, cdi_spec
+from topobus.gateway.containers.rules.edit_limits import EditRights, refuse_forbidden, rights_of
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import build
 from topobus.sysfs.driver_files import DriverFilesSettings, LoaderWay
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.names import ClaimUid
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -13,15 +13,15 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import Sandbox
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
 from topobus.gateway.config import ClusterSettings
-from topobus.runtime.clock import SystemClock
+from topobus.process.clock import SystemClock
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import Sandbox
 
 pytestmark = pytest.mark.integration
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from topobus.contracts.catalogue import HEALTH, INVENTORY, MACHINE, PREPARE
-from topobus.contracts.messages import HealthEvent, Prepared, PrepareRequest
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE, PREPARE
+from topobus.formats.messages.messages import HealthEvent, Prepared, PrepareRequest
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

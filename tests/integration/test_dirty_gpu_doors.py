@@ -22,19 +22,19 @@ from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
 from support.gpu_processes import POD_UID, add_process, end_recorded
 from support.node_plane import NODE
 from support.sick_devices import SickNode, sick_node
-from topobus.contracts import catalogue
 from topobus.devicekit.settings import CleaningSettings
-from topobus.domain.health import HealthState
+from topobus.formats.kubernetes import object_parts
+from topobus.formats.messages import catalogue
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.kubernetes.api import object_parts
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import Admission, Container, Pod, Rejection
 from topobus.testing.reading import Reader
+from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, needs_gcc]
 

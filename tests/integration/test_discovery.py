@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.catalogue import MACHINE
-from topobus.domain.machine import Machine
-from topobus.domain.pci import PciAddress
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.state import ChangeKind
+from topobus.bus.bus import Bus
+from topobus.bus.streams.state import ChangeKind
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.process.config import NatsSettings
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.machine import Machine
+from topobus.values.pci import PciAddress
 
 pytestmark = pytest.mark.integration
 

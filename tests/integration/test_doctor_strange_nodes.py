@@ -9,15 +9,15 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from topobus.contracts.catalogue import HINT, INVENTORY, MACHINE, PREFER
-from topobus.contracts.messages import HintsReply, HintsRequest, PreferReply, PreferRequest
-from topobus.domain.device import Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import HINT, INVENTORY, MACHINE, PREFER
+from topobus.formats.messages.messages import HintsReply, HintsRequest, PreferReply, PreferRequest
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from support.leaf_pair import version_of
+from topobus.bus.server_config.nats_accounts import Shape, accounts
 from topobus.cli.application import run
-from topobus.contracts.nats_accounts import Shape, accounts
 
 REPOSITORY = Path(__file__).parents[2]
 HOW_TO = REPOSITORY / "docs" / "how-to"

@@ -13,9 +13,9 @@ from lab.fleet.fleet_node import FleetNode, node_template
 from lab.fleet.fleet_run import FleetRun, measure_run
 from lab.leaves.node_content import NodeContent, Saying
 from support.alignment_nodes import dgx_facts
-from topobus.contracts import catalogue
-from topobus.contracts.stored import to_stored
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.stored import to_stored
 
 pytestmark = pytest.mark.integration
 

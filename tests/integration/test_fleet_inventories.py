@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.cli.system.fleet_inventories import list_inventories, unread_text
-from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.cli.listing.fleet_inventories import list_inventories, unread_text
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from topobus.bus.bus import Bus
 from topobus.cli.options import BusOptions
-from topobus.contracts.catalogue import INVENTORY, OBJECT
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, OBJECT
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from support import forked_starts
-from topobus.cli.system.supervision import die_with_parent, is_alive
+from topobus.local_system.supervision import die_with_parent, is_alive
 
 pytestmark = [pytest.mark.integration, pytest.mark.real_start]
 

@@ -10,14 +10,14 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device, no
-from topobus.contracts.adjust_messages import Adjusted, AdjustReply, AdjustRequest
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
-from topobus.domain.idset import CpuSet
+from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
 from topobus.gateway.config import RuntimeSettings
-from topobus.gateway.core.edit_limits import EditRights
+from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount
+from topobus.values.idset import CpuSet
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -18,13 +18,13 @@ import pytest_asyncio
 from support.gateway_rig import Rig, make_rig
 from support.lives import LIMIT_S, Lives
 from support.node_plane import claim, device
-from topobus.domain.idset import CpuSet
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.config import RuntimeSettings
-from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 from topobus.simulation.container_runtime import MadeContainer, NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.idset import CpuSet
 
 pytestmark = pytest.mark.integration
 

@@ -10,14 +10,14 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.sandbox_messages import AttachReply, AttachRequest
-from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import Refusal
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.sandbox_messages import AttachReply, AttachRequest
 from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.container_runtime import Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Refusal
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

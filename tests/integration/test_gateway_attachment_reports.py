@@ -14,14 +14,14 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device, no
-from topobus.contracts.sandbox_messages import Attached, AttachReply, AttachRequest
-from topobus.domain.idset import CpuSet
-from topobus.domain.sandbox import AttachedInterface
+from topobus.formats.messages.sandbox_messages import Attached, AttachReply, AttachRequest
 from topobus.gateway.config import ClusterSettings, MetadataSettings, RuntimeSettings
 from topobus.simulation.container_runtime import Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.idset import CpuSet
+from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

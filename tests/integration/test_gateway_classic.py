@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.contracts.messages import ApiObject, PrepareRequest
-from topobus.controller.classic.core import classic_lifecycle
-from topobus.kubernetes.api import classic
-from topobus.kubernetes.api.classic_handles import only_node, write_handle
+from topobus.controller.classic.rules import classic_lifecycle
+from topobus.formats.kubernetes.classic import classic
+from topobus.formats.kubernetes.classic.classic_handles import only_node, write_handle
+from topobus.formats.messages.messages import ApiObject, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
 

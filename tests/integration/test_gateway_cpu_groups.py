@@ -12,21 +12,21 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE
-from topobus.contracts.catalogue import ADOPT
-from topobus.contracts.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.cpu.config import CpuGroupSettings
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.catalogue import ADOPT
+from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.gateway.config import CpuSettings
 from topobus.simulation.container_runtime import SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

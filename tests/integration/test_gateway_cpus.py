@@ -15,19 +15,19 @@ from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim
-from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
-from topobus.devicekit.cdi import parse
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.containers.cdi import parse
+from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest
 from topobus.gateway.config import CpuSettings
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import ClaimReference, KubeletSimulator
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -247,7 +247,7 @@ async def test_refusals_of_the_runtime_are_told_once_until_they_change(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again and again, for days if need be, and a log is for people."""
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._RETRY_S", 0.01)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._RETRY_S", 0.01)
     enough = asyncio.Event()
 
     class Refusing(set[str]):
@@ -423,7 +423,7 @@ async def test_claim_is_prepared_when_a_container_could_not_be_started(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is told that a start has failed: claims wait for a while, not for ever, and the log names the container."""
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._START_S", 0.2)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._START_S", 0.2)
     with capture_logs() as logs:
         async with runtime.serving(), rig.kubelet, rig.gateway():
             await runtime.synchronized.wait()
@@ -442,7 +442,7 @@ async def test_claim_waits_for_no_container_that_kubelet_has_made_anew(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container with the name of one that never ran is its successor, and a sandbox that ends takes its containers along."""
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._START_S", 3600.0)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._START_S", 3600.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         pod, other = await runtime.run_pod("again"), await runtime.run_pod("over")
@@ -502,10 +502,10 @@ async def test_no_cpu_is_shared_when_the_runtime_has_done_an_update_without_an_a
 ) -> None:
     """Whatever was sent may have been done: the next claim is not promised a CPU by what was believed before."""
     runtime.control_groups = None  # the kernel would tell
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._TOGETHER_S", 0.2)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._TOGETHER_S", 0.2)
     # A second try would tell, too.
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._RETRY_S", 3600.0)
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._LONGEST_RETRY_S", 3600.0)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._RETRY_S", 3600.0)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._LONGEST_RETRY_S", 3600.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         neighbour = await runtime.create("neighbour", pod="other")
@@ -522,7 +522,7 @@ async def test_no_cpu_is_shared_when_the_runtime_has_done_an_update_without_an_a
 
 async def test_slow_growth_of_the_pool_is_no_trouble(rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubelet does not wait for long until everybody has a claim's CPUs again, and nothing is wrong when that takes a little longer."""
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._GROWTH_S", 0.0)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._GROWTH_S", 0.0)
     with capture_logs() as logs:
         async with runtime.serving(), rig.kubelet, rig.gateway():
             await runtime.synchronized.wait()
@@ -537,8 +537,8 @@ async def test_slow_growth_of_the_pool_is_no_trouble(rig: Rig, runtime: Simulate
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the gateway look at the kernel's cpusets every moment."""
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._LOOK_S", 0.05)
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._SECOND_LOOK_S", 0.01)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._LOOK_S", 0.05)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._SECOND_LOOK_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick_looks")

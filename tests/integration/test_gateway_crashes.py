@@ -15,9 +15,9 @@ import pytest_asyncio
 from support.gateway_rig import Rig, make_rig
 from support.lives import LIMIT_S, Lives
 from support.node_plane import claim, device
-from topobus.devicekit.cdi import file_name
-from topobus.gateway.core.claim_cdi import CDI_VENDOR
-from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.formats.containers.cdi import file_name
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
     Admission,

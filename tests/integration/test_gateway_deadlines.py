@@ -11,11 +11,11 @@ import pytest_asyncio
 
 from support.gateway_rig import SILENCE, Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.contracts.catalogue import PREPARE
-from topobus.contracts.messages import PrepareReply, PrepareRequest
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import PREPARE
+from topobus.formats.messages.messages import PrepareReply, PrepareRequest
 from topobus.gateway.config import DeadlineSettings
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import (

@@ -12,11 +12,11 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.domain.health import HealthState
 from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -12,12 +12,11 @@ from nats.aio.msg import Msg
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device, show, store
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from topobus.contracts.catalogue import PREPARE
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import Prepared, PrepareReply
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
-from topobus.gateway.core.edit_limits import EditRights
-from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.formats.messages.catalogue import PREPARE
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import Prepared, PrepareReply
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.testing.kubelet import (
     Admission,
     ClaimReference,
@@ -25,6 +24,7 @@ from topobus.testing.kubelet import (
     Pod,
     Rejection,
 )
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 
 pytestmark = pytest.mark.integration
 

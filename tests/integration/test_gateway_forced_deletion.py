@@ -15,11 +15,11 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
-from topobus.domain.idset import CpuSet
 from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.container_runtime import MadeContainer, NotStarted, NotStopped, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
+from topobus.values.idset import CpuSet
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -195,7 +195,7 @@ async def test_device_stays_held_when_a_runtime_that_was_killed_does_not_list_th
 ) -> None:
     """A shim that hangs: the new runtime cannot read the container's state and leaves it out, but processes are in its control group."""
     alive: set[str] = set()
-    monkeypatch.setattr("topobus.gateway.live_containers.with_processes", lambda ids, _: frozenset(alive.intersection(ids)))
+    monkeypatch.setattr("topobus.gateway.containers.live_containers.with_processes", lambda ids, _: frozenset(alive.intersection(ids)))
     async with rig.kubelet, rig.gateway():
         async with runtime.serving():
             await runtime.synchronized.wait()
@@ -238,7 +238,7 @@ async def test_device_of_a_resource_is_the_next_pods_when_the_container_of_a_pod
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kubelet gives the device to the next pod at once, and that pod is not turned away."""
-    monkeypatch.setattr("topobus.gateway.kubelet.device_plugin._ENDING_S", 0.0)
+    monkeypatch.setattr("topobus.gateway.device_plugins.device_plugin._ENDING_S", 0.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
@@ -285,7 +285,7 @@ async def test_allocate_waits_when_the_container_of_a_forgotten_pod_is_about_to_
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that ignores TERM is killed two seconds after a deletion by force: the next pod is not turned away for that."""
-    monkeypatch.setattr("topobus.gateway.kubelet.device_plugin._ENDING_S", 60.0)
+    monkeypatch.setattr("topobus.gateway.device_plugins.device_plugin._ENDING_S", 60.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         container = await start_asking(rig, runtime)
@@ -308,7 +308,7 @@ async def test_allocate_is_refused_when_the_container_of_a_forgotten_pod_runs_on
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a pod of the same name. The device leaves the node's allocatable, so that no more pods are sent there, and is back at once when the container has ended."""
-    monkeypatch.setattr("topobus.gateway.kubelet.device_plugin._ENDING_S", 0.0)
+    monkeypatch.setattr("topobus.gateway.device_plugins.device_plugin._ENDING_S", 0.0)
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         container = await start_asking(rig, runtime)
@@ -331,7 +331,7 @@ async def test_allocate_is_refused_when_the_gateway_was_killed_meanwhile(
     rig: Rig, runtime: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger knows the pod, and the runtime tells its containers anew."""
-    monkeypatch.setattr("topobus.gateway.kubelet.device_plugin._ENDING_S", 0.0)
+    monkeypatch.setattr("topobus.gateway.device_plugins.device_plugin._ENDING_S", 0.0)
     async with runtime.serving(), rig.kubelet:
         async with rig.gateway():
             await runtime.synchronized.wait()

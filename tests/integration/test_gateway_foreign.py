@@ -30,19 +30,19 @@ from support.foreign_rig import (
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
 from support.node_plane import NODE
-from topobus.devicekit.cdi import parse
-from topobus.domain.errors import ConfigError
-from topobus.domain.health import HealthState
-from topobus.domain.idset import NodeSet
+from topobus.formats.containers.cdi import parse
 from topobus.gateway.config import ForeignSettings
-from topobus.gateway.core.edit_limits import EditRights
-from topobus.gateway.core.preference import plugin_choices
+from topobus.gateway.containers.rules.edit_limits import EditRights
+from topobus.gateway.device_plugins.rules.preference import plugin_choices
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
     Admission,
     Rejection,
 )
+from topobus.values.errors import ConfigError
+from topobus.values.health import HealthState
+from topobus.values.idset import NodeSet
 
 pytestmark = pytest.mark.integration
 

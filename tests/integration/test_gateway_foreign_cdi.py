@@ -11,10 +11,10 @@ from support.foreign_rig import CLASS, DRIVER, TRAINING, claim_of, make_foreign_
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
 from support.public_cdi_files import GENERATORS
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, parse, render
-from topobus.domain.edits import ContainerEdits, Hook
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, parse, render
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Rejection
+from topobus.values.edits import ContainerEdits, Hook
 
 pytestmark = pytest.mark.integration
 

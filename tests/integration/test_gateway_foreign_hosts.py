@@ -16,12 +16,12 @@ from support.foreign_rig import inventory, make_foreign_rig, trivial_plugin, unr
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
 from support.node_plane import NODE
-from topobus.contracts.catalogue import PREPARE
-from topobus.devicekit import host
-from topobus.domain.health import HealthState
-from topobus.domain.silence import Answered
+from topobus.devicekit.host import host
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import PREPARE
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.health import HealthState
 
 pytestmark = pytest.mark.integration
 

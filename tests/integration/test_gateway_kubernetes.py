@@ -16,8 +16,7 @@ import pytest_asyncio
 from support.kubeconfigs import kubeconfig, opened
 from support.older_server import OlderServer, older_server
 from support.tls_front import Authority, Certificate, tls_front
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import ConfigError, PeerUnavailable
+from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.cluster.objects import (
     CLAIMS,
@@ -28,6 +27,7 @@ from topobus.gateway.cluster.objects import (
 from topobus.gateway.config import ClusterSettings
 from topobus.kubernetes import access as kubernetes_access
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.errors import ConfigError, PeerUnavailable
 
 pytestmark = pytest.mark.integration
 

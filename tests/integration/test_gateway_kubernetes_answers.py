@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from support.kubeconfigs import kubeconfig, opened
-from topobus.domain.errors import PeerUnavailable
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.cluster.objects import (
     NODES,
@@ -19,6 +18,7 @@ from topobus.gateway.cluster.objects import (
     ClusterChangeKind,
 )
 from topobus.gateway.config import ClusterSettings
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration
 

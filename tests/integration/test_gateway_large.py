@@ -16,22 +16,22 @@ from support.gateway_rig import Rig, WatchedReadiness, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed
 from support.node_plane import NODE, device
-from topobus.contracts.catalogue import INVENTORY, MACHINE
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
-from topobus.devicekit import host
-from topobus.devicekit.host import serve_devices
+from topobus.devicekit.host import host
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.gateway.config import ForeignSettings
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.service import Runtime
+from topobus.process.clock import SystemClock
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Cpu, Machine, NumaNode
 
 pytestmark = pytest.mark.integration
 

@@ -13,19 +13,19 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.kubelet.allocation_record import AllocationRecord
-from topobus.gateway.kubelet.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
-from topobus.gateway.kubelet.pod_resources import PodResourcesReader
-from topobus.gateway.kubelet.sockets import serving
+from topobus.gateway.device_plugins.allocation_record import AllocationRecord
+from topobus.gateway.device_plugins.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
+from topobus.gateway.device_plugins.pod_resources import PodResourcesReader
+from topobus.gateway.device_plugins.sockets import serving
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

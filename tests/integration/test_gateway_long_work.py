@@ -10,11 +10,11 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
-from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest
-from topobus.contracts.sandbox_messages import Accepted
-from topobus.domain.edits import ContainerEdits
+from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.edits import ContainerEdits
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

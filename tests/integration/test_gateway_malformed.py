@@ -18,13 +18,13 @@ from support.gateway_rig import Rig, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed
 from support.node_plane import NODE, device
-from topobus.contracts.catalogue import MACHINE
-from topobus.domain.machine import Machine
+from topobus.formats.messages.catalogue import MACHINE
 from topobus.gateway.config import ForeignSettings
-from topobus.gateway.kubelet.sockets import serving
+from topobus.gateway.device_plugins.sockets import serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Container, Pod, Rejection
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
-from topobus.contracts.catalogue import OBJECT
+from topobus.formats.messages.catalogue import OBJECT
 from topobus.gateway.config import MetadataSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference

@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 
 from support.running import Service, service, system_settings, until_all_ready
-from topobus.domain.idset import NodeSet
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
@@ -25,6 +24,7 @@ from topobus.testing.kubelet import (
     Pod,
     Rejection,
 )
+from topobus.values.idset import NodeSet
 
 pytestmark = pytest.mark.integration
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet
-from topobus.domain.sandbox import Sandbox
-from topobus.gateway.core.cpusets import ContainerCpuset
-from topobus.gateway.runtime.frames import Channel, Demultiplexer, Message, MessageType, frames_of
-from topobus.gateway.runtime.nri_plugin import NriPlugin
-from topobus.gateway.runtime.values import ContainerAnswer, CpusetUpdate, RunningContainer
-from topobus.runtime.clock import SystemClock
+from topobus.gateway.containers.frames import Channel, Demultiplexer, Message, MessageType, frames_of
+from topobus.gateway.containers.nri_plugin import NriPlugin
+from topobus.gateway.containers.rules.cpusets import ContainerCpuset
+from topobus.gateway.containers.values import ContainerAnswer, CpusetUpdate, RunningContainer
+from topobus.process.clock import SystemClock
 from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 from topobus.runtimepb.ttrpc.v1 import api_pb2 as ttrpc
+from topobus.values.errors import ContractError
+from topobus.values.idset import CpuSet
+from topobus.values.sandbox import Sandbox
 
 pytestmark = [pytest.mark.integration]
 
@@ -102,7 +102,7 @@ class Runtime:
 
 async def test_refusal_of_the_plugin_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime may refuse for days; it is asked again, and the log says it once."""
-    monkeypatch.setattr("topobus.gateway.runtime.nri_plugin._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("topobus.gateway.containers.nri_plugin._FIRST_PAUSE_S", 0.001)
     runtime = Runtime(tmp_path / "nri.sock")
     runtime.answers["RegisterPlugin"] = ttrpc.Response(status=ttrpc.Status(code=9, message="no plugins here"))
     with capture_logs() as logs:

@@ -16,15 +16,11 @@ from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
-from topobus.contracts.catalogue import DISAGREEMENT, MACHINE
-from topobus.contracts.messages import ContainerDevices, DisagreementEvent, HeldDevice
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine
-from topobus.domain.request import Owner, OwnerKind
+from topobus.bus.streams.events import Start
+from topobus.formats.messages.catalogue import DISAGREEMENT, MACHINE
+from topobus.formats.messages.messages import ContainerDevices, DisagreementEvent, HeldDevice
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
-from topobus.runtime.events import Start
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
     Admission,
@@ -32,6 +28,10 @@ from topobus.testing.kubelet import (
     Container,
     Pod,
 )
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -11,8 +11,6 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
     Admission,
@@ -22,6 +20,8 @@ from topobus.testing.kubelet import (
     Pod,
     Rejection,
 )
+from topobus.values.device import Device
+from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

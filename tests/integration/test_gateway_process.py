@@ -15,7 +15,7 @@ import pytest_asyncio
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
 from support.running import Service, service
-from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
 

@@ -12,13 +12,13 @@ import pytest_asyncio
 
 from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import device
-from topobus.domain.errors import ConfigError
 from topobus.gateway import boot
-from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.device_plugins.allocation_record import AllocationRecord
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.errors import ConfigError
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -12,10 +12,10 @@ from msgspec import structs
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device, no
 from support.shared_devices import GIB, RESOURCE, share_claim, shared_gpus
-from topobus.domain.health import HealthState
-from topobus.domain.ledger_invariant import check_holders
+from topobus.engine.ledger.ledger_invariant import check_holders
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim, Rejection
+from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

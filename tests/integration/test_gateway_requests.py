@@ -14,22 +14,19 @@ from support.gateway_rig import Rig, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed
 from support.node_plane import NODE
-from topobus.contracts.catalogue import MACHINE
-from topobus.contracts.messages import ApiObject
-from topobus.devicekit.cdi import parse
-from topobus.devicekit.device_hands import DeviceHands
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.oci import CdiFile, HostNode, OciResult, device_paths, oci_spec
-from topobus.devicekit.prepare import Preparer
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode
+from topobus.devicekit.host.isolation import IsolatedDriver
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.formats.containers.cdi import parse
+from topobus.formats.containers.oci import CdiFile, HostNode, OciResult, device_paths, oci_spec
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.claim_answers import WHOLE_CLAIM
 from topobus.gateway.config import ForeignSettings
-from topobus.gateway.dra.claim_answers import WHOLE_CLAIM
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
-from topobus.runtime.clock import SystemClock
+from topobus.process.clock import SystemClock
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
@@ -41,6 +38,9 @@ from topobus.testing.kubelet import (
     Pod,
     PreparedClaim,
 )
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
-from topobus.gateway.dra.checkpoint import Checkpoint
-from topobus.runtime.clock import Clock
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.process.clock import Clock
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import (

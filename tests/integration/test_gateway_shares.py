@@ -13,8 +13,8 @@ from msgspec import structs
 from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import NODE, device
 from support.partitioned_cards import card, counters_of
-from topobus.contracts.messages import ApiObject
-from topobus.devicekit.cdi import parse
+from topobus.formats.containers.cdi import parse
+from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
 

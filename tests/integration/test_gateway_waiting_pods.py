@@ -13,8 +13,6 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device, no
-from topobus.domain.health import HealthState
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.cluster.pod_retries import ANNOTATION
 from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
@@ -27,6 +25,8 @@ from topobus.testing.kubelet import (
     PreparedClaim,
     Rejection,
 )
+from topobus.values.health import HealthState
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from support.hands_lives import NEIGHBOUR, HandsLives, check_attached, check_prepared, publish_machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

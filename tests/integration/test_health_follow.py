@@ -14,10 +14,10 @@ import pytest
 
 from integration.values import health
 from support.account_nats import LIMIT_S, AccountNats, account_nats
-from topobus.contracts.catalogue import HEALTH
-from topobus.contracts.nats_accounts import Shape, accounts
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.formats.messages.catalogue import HEALTH
 from topobus.health import follow
-from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.integration

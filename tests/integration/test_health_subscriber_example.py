@@ -16,17 +16,17 @@ import pytest
 
 from integration.values import health
 from support.launched_layout import launched_layout
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_permissions
 from topobus.cli.application import run
-from topobus.cli.system.nats_listening import Listening, NatsCertificate
-from topobus.cli.system.nats_store import size_store
-from topobus.cli.system.supervision import Supervisor
-from topobus.cli.system.system import System, start_nats
-from topobus.contracts.catalogue import HEALTH
-from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
-from topobus.domain.errors import PeerUnavailable
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.formats.messages.catalogue import HEALTH
+from topobus.local_system.nats_listening import Listening, NatsCertificate
+from topobus.local_system.nats_store import size_store
+from topobus.local_system.supervision import Supervisor
+from topobus.local_system.system import System, start_nats
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.catalogue import HEALTH
-from topobus.contracts.messages import HealthEvent
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.health import HEALTHY
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import HEALTH
+from topobus.formats.messages.messages import HealthEvent
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import PeerUnavailable
+from topobus.values.health import HEALTHY
 
 pytestmark = pytest.mark.integration
 

@@ -16,23 +16,23 @@ from support.alignment_nodes import dgx_facts
 from support.asking import ask_patiently
 from support.real_topology import topology_service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from topobus.contracts import catalogue
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject, PlaceRequest
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanReply, PlanRequest
+from topobus.bus.bus import Bus, Change
 from topobus.controller.config import ControllerSettings
-from topobus.controller.service import serve
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Placement
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.kubernetes.api import admit, object_parts, parse_manifest
-from topobus.runtime.bus import Bus, Change
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.controller.standalone.service import serve
+from topobus.formats.kubernetes import admit, object_parts, parse_manifest
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import ApiObject, PlaceRequest
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.reading import Reader
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import Placement
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = pytest.mark.integration
 

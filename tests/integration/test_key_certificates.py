@@ -19,16 +19,16 @@ from support.gateway_rig import WatchedReadiness
 from support.key_secrets import NAMESPACE, Killed, PodFiles, mortal_client, objects_of, secret_data, server_with_rights, trusted_authorities
 from support.kustomize import built, named
 from support.tls_front import Authority
-from topobus.cli.secrets.cluster_certificates import make_certificate, server_names
-from topobus.cli.secrets.cluster_secrets import make_users, rotate_users
-from topobus.cli.secrets.namespace_objects import NamespaceObjects
-from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, AUTHORITY_SECRET, TLS_SECRET
-from topobus.contracts.inboxes import connection_name
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.domain.errors import ConfigError
-from topobus.runtime.bus import Bus
-from topobus.runtime.certificate_facts import day, read_certificates
+from topobus.bus.bus import Bus
+from topobus.bus.login.certificate_facts import day, read_certificates
+from topobus.bus.server_config.inboxes import connection_name
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
+from topobus.keys.cluster_certificates import make_certificate, server_names
+from topobus.keys.cluster_secrets import make_users, rotate_users
+from topobus.keys.namespace_objects import NamespaceObjects
+from topobus.keys.secret_objects import AUTHORITY_MAP, AUTHORITY_SECRET, TLS_SECRET
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.errors import ConfigError
 
 pytestmark = pytest.mark.integration
 

@@ -16,19 +16,19 @@ import pytest_asyncio
 
 from support.key_secrets import NAMESPACE, PodFiles, secret_data
 from support.kustomize import built, container_of, named, pod_of
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.inboxes import connection_name
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.streams.uplink import Acknowledged, NotWritten
 from topobus.cli.application import run
-from topobus.cli.secrets.secret_objects import LEAVES_SECRET, SERVER_SECRET, users_of
-from topobus.contracts.catalogue import MACHINE
-from topobus.contracts.codec import encode
-from topobus.contracts.inboxes import connection_name
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.uplink import Acknowledged, NotWritten
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.formats.messages.codec import encode
+from topobus.keys.secret_objects import LEAVES_SECRET, SERVER_SECRET, users_of
 from topobus.simulation.nats_server import free_port
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.nats.shaped_servers import ShapedServer, version_of
+from topobus.values.errors import PeerUnavailable
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -17,16 +17,16 @@ import pytest_asyncio
 
 from support.key_secrets import NAMESPACE, Killed, mortal_client, objects_of, secret_data, server_with_rights
 from support.kustomize import built, container_of, named
+from topobus.bus.login.user_keys import split_login
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.cli.application import run
-from topobus.cli.secrets.cluster_secrets import forget_previous_passwords, make_users, rotate_users
-from topobus.cli.secrets.namespace_objects import NamespaceObjects
-from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, SERVER_SECRET, TLS_SECRET, user_secret
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.domain.errors import ConfigError
+from topobus.keys.cluster_secrets import forget_previous_passwords, make_users, rotate_users
+from topobus.keys.namespace_objects import NamespaceObjects
+from topobus.keys.secret_objects import AUTHORITY_MAP, SERVER_SECRET, TLS_SECRET, user_secret
 from topobus.kubernetes.client import KubernetesClient
-from topobus.runtime.user_keys import split_login
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.errors import ConfigError
 
 pytestmark = pytest.mark.integration
 

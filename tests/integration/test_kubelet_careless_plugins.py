@@ -14,9 +14,6 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import Policy
-from topobus.domain.view import AlignmentOptions
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
@@ -31,6 +28,9 @@ from topobus.testing.kubelet import (
     Rejection,
 )
 from topobus.testing.kubelet.recorder import RecordingDriver, RecordingPlugin, device
+from topobus.values.idset import NodeSet
+from topobus.values.request import Policy
+from topobus.values.view import AlignmentOptions
 
 pytestmark = pytest.mark.integration
 

@@ -13,9 +13,6 @@ import grpc.aio
 import pytest
 
 from support.kubelet_plugins import TrivialDriver, TrivialPlugin, device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.request import ContainerKind, Policy, Scope
-from topobus.domain.view import AlignmentOptions
 from topobus.kubeletpb.podresources.v1 import api_pb2 as podresources
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as podresources_rpc
 from topobus.testing.kubelet import (
@@ -28,6 +25,9 @@ from topobus.testing.kubelet import (
     Pod,
     Rejection,
 )
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.request import ContainerKind, Policy, Scope
+from topobus.values.view import AlignmentOptions
 
 pytestmark = pytest.mark.integration
 

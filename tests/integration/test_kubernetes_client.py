@@ -18,13 +18,13 @@ from support.tls_front import Authority, Certificate, tls_front
 from topobus.controller.config import ClusterSettings as ControllerCluster
 from topobus.controller.store import api
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.gateway.cluster import objects as gateway
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.config import ClusterSettings as GatewayCluster
 from topobus.kubernetes import client
 from topobus.kubernetes.access import AccessSettings
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
 pytestmark = pytest.mark.integration
 

@@ -12,18 +12,18 @@ from prometheus_client import CollectorRegistry
 
 from support.gateway_rig import WatchedReadiness
 from support.launched_layout import launched_layout
+from topobus.bus.bus import Bus
+from topobus.bus.login.certificate_facts import parse_certificate
+from topobus.bus.login.certificates import certify
+from topobus.bus.server_config.inboxes import connection_name
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.cli.application import run
-from topobus.cli.system.nats_listening import LOOPBACK, Listening, NatsCertificate
-from topobus.cli.system.nats_store import probe_jetstream, size_store
-from topobus.cli.system.supervision import Supervisor
-from topobus.cli.system.system import Layout, System, start_nats
-from topobus.contracts.inboxes import connection_name
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.domain.errors import ConfigError
-from topobus.runtime.bus import Bus
-from topobus.runtime.certificate_facts import parse_certificate
-from topobus.runtime.certificates import certify
-from topobus.runtime.config import NatsSettings
+from topobus.local_system.nats_listening import LOOPBACK, Listening, NatsCertificate
+from topobus.local_system.nats_store import probe_jetstream, size_store
+from topobus.local_system.supervision import Supervisor
+from topobus.local_system.system import Layout, System, start_nats
+from topobus.process.config import NatsSettings
+from topobus.values.errors import ConfigError
 
 pytestmark = pytest.mark.integration
 

@@ -13,18 +13,18 @@ import pytest
 from integration.values import health
 from support.gateway_rig import WatchedReadiness
 from support.launched_layout import launched_layout
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.inboxes import connection_name
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.cli.application import run
-from topobus.cli.system.nats_store import probe_jetstream, size_store
-from topobus.cli.system.supervision import Supervisor
-from topobus.cli.system.system import Layout, System, start_nats
-from topobus.contracts.catalogue import HEALTH, MACHINE
-from topobus.contracts.inboxes import connection_name
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.domain.errors import ConfigError
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.formats.messages.catalogue import HEALTH, MACHINE
+from topobus.local_system.nats_store import probe_jetstream, size_store
+from topobus.local_system.supervision import Supervisor
+from topobus.local_system.system import Layout, System, start_nats
+from topobus.process.config import NatsSettings
 from topobus.testing.reading import Reader
+from topobus.values.errors import ConfigError
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

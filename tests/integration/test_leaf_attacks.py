@@ -19,11 +19,11 @@ from support.account_nats import LIMIT_S, AccountNats, StreamImage
 from support.attacked_services import Answering, answering, say_up, until_answered, without_granted
 from support.secured_leaves import HubAndLeaves, foreign_leaf, secured_leaves
 from support.secured_nats import Attacker
-from topobus.contracts.catalogue import MACHINE, PODS
-from topobus.contracts.inboxes import inbox_branch
-from topobus.contracts.up_subjects import up_mappings
-from topobus.domain.errors import PeerUnavailable
+from topobus.bus.server_config.inboxes import inbox_branch
+from topobus.bus.server_config.up_subjects import up_mappings
+from topobus.formats.messages.catalogue import MACHINE, PODS
 from topobus.testing.nats.shaped_servers import version_of
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration
 

@@ -9,10 +9,10 @@ import pytest
 from integration.values import health
 from support.leaf_pair import NODE, leaf_pair
 from support.relays import events, relay, tell_sickness, until_equal
-from topobus.contracts.catalogue import HEALTH, RELAY
-from topobus.contracts.codec import encode
-from topobus.runtime.bus import Bus
-from topobus.runtime.uplink import Delivery, Uplink
+from topobus.bus.bus import Bus
+from topobus.bus.streams.uplink import Delivery, Uplink
+from topobus.formats.messages.catalogue import HEALTH, RELAY
+from topobus.formats.messages.codec import encode
 
 pytestmark = pytest.mark.integration
 

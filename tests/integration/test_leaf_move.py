@@ -12,11 +12,11 @@ import pytest
 from support.leaf_pair import leaf_pair
 from support.relays import relay, until, until_equal
 from support.topology_node import NODE, TRAINER, ask_place, publish_node, topology
-from topobus.contracts.catalogue import LEDGER
-from topobus.contracts.nats_permissions import render_server
-from topobus.domain.outcome import Placement
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_permissions import render_server
+from topobus.formats.messages.catalogue import LEDGER
+from topobus.process.config import NatsSettings
+from topobus.values.outcome import Placement
 
 pytestmark = pytest.mark.integration
 

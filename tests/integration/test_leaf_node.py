@@ -15,8 +15,9 @@ from support.asking import ask_patiently
 from support.leaf_pair import leaf_pair, version_of
 from support.relays import until_equal
 from support.running import NODE, Service, all_services, readiness_report, service, system_settings, until_all_ready
-from topobus.contracts.catalogue import ADOPT, COMMIT, HEALTH, INVENTORY, PLACE, PLAN, PREPARE, RELEASE, UNPREPARE
-from topobus.contracts.messages import (
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import ADOPT, COMMIT, HEALTH, INVENTORY, PLACE, PLAN, PREPARE, RELEASE, UNPREPARE
+from topobus.formats.messages.messages import (
     Adopted,
     AdoptRequest,
     CommitRequest,
@@ -26,15 +27,14 @@ from topobus.contracts.messages import (
     ReleaseRequest,
     UnprepareRequest,
 )
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Placement
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
 from topobus.testing.reading import Reader
+from topobus.values.errors import PeerUnavailable
+from topobus.values.health import HealthState
+from topobus.values.outcome import Placement
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -14,17 +14,17 @@ from nats.aio.msg import Msg
 from integration.values import inventory
 from support.leaf_pair import NODE, Joined, leaf_pair
 from support.relays import events, relay, revisions, states, tell_sickness, until, until_equal
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, LINK, MACHINE, RELAY
-from topobus.contracts.codec import encode
-from topobus.contracts.forget_messages import ForgetRequest
-from topobus.contracts.relay_messages import LinkRequest
+from topobus.bus.bus import Bus
+from topobus.bus.streams.uplink import NotWritten, Uplink
 from topobus.controller.node_removal import NodeRemoval
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.uplink import NotWritten, Uplink
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER, LINK, MACHINE, RELAY
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.forget_messages import ForgetRequest
+from topobus.formats.messages.relay_messages import LinkRequest
+from topobus.process.clock import SystemClock
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -13,20 +13,20 @@ import pytest_asyncio
 
 from support.leaf_pair import NODE, LeafPair
 from support.relays import relay, tell_sickness, until_equal
-from topobus.contracts.catalogue import HEALTH, LEDGER, MACHINE
-from topobus.contracts.nats_shapes import render_hub, render_leaf
-from topobus.contracts.streams import bucket_stream, stream_names
-from topobus.contracts.up_subjects import domain_of
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.failures import JetStreamError
-from topobus.runtime.jetstream import JetStream
+from topobus.bus.bus import Bus
+from topobus.bus.failures import JetStreamError
+from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
+from topobus.bus.server_config.streams import bucket_stream, stream_names
+from topobus.bus.server_config.up_subjects import domain_of
+from topobus.bus.streams.jetstream import JetStream
+from topobus.formats.messages.catalogue import HEALTH, LEDGER, MACHINE
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, free_port
 from topobus.testing.nats.cluster import NatsCluster
 from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

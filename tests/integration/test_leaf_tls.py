@@ -16,17 +16,17 @@ import pytest
 from nats.aio.msg import Msg
 
 from support.leaf_pair import NODE, LeafPair, ShapedServer, leaf_pair, version_of
+from topobus.bus.bus import Bus
+from topobus.bus.login.certificates import add_authority, certify, drop_old_authorities
+from topobus.bus.server_config.nats_shapes import render_hub
+from topobus.bus.streams.uplink import Acknowledged, NotWritten
 from topobus.cli.application import run
-from topobus.contracts.catalogue import MACHINE
-from topobus.contracts.codec import encode
-from topobus.contracts.nats_shapes import render_hub
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.certificates import add_authority, certify, drop_old_authorities
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.uplink import Acknowledged, NotWritten
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.formats.messages.codec import encode
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import free_port
+from topobus.values.errors import PeerUnavailable
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from support.real_interfaces import ip, network_namespace, veth_pair, why_not_here
-from topobus.domain.health import HealthState
-from topobus.domain.machine import Machine
 from topobus.nic.config import InterfaceRule, InterfaceSettings
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.health import HealthState
+from topobus.values.machine import Machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 

@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from docpages.metrics import metrics_of
 from support.metric_pages import families_of, read_page, types_of
 from support.running import SERVICES, all_services, until_all_ready
-from topobus.runtime.metric_descriptors import MetricDescriptor
+from topobus.process.metric_descriptors import MetricDescriptor
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration

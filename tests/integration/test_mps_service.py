@@ -11,14 +11,14 @@ import pytest_asyncio
 from support.device_bench import has_state
 from support.fake_mps import is_alive, is_cut, needs_gcc
 from support.mps_lives import OTHER, OWNER, MpsLives, check_prepared
-from topobus.devicekit.shared_devices import SharedPool
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Refusal
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.devicekit.sharing.shared_devices import SharedPool
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.health import HealthState
+from topobus.values.outcome import Refusal
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, needs_gcc]
 

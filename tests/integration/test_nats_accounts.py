@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.catalogue import PODS
-from topobus.contracts.messages import PodsReply, PodsRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import PODS
+from topobus.formats.messages.messages import PodsReply, PodsRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.nats.accounts import BorrowedServer, NatsAccounts
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration
 

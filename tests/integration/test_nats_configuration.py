@@ -14,18 +14,18 @@ import pytest_asyncio
 
 from integration.values import health, inventory, release, released
 from support.secured_nats import SecuredNats, secured_nats
-from topobus.contracts.catalogue import HEALTH, HINT, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nats_accounts_config import render_passwords, render_shape
-from topobus.contracts.nats_permissions import PRINCIPALS, render_server
-from topobus.contracts.nats_shapes import render_hub, render_leaf
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.silence import Answered
-from topobus.runtime.bus import ChangeKind
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import ChangeKind
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.server_config.nats_accounts_config import render_passwords, render_shape
+from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_server
+from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
+from topobus.process.readiness import Readiness
 from topobus.testing.reading import Reader
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

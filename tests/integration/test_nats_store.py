@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from integration.values import inventory
-from topobus.cli.system.nats_store import probe_jetstream, size_store, write_config
-from topobus.cli.system.supervision import ProgramState, Supervisor
-from topobus.cli.system.system import Layout, start_nats
-from topobus.contracts.catalogue import INVENTORY
-from topobus.contracts.streams import wanted_streams
-from topobus.domain.errors import ConfigError, PeerUnavailable
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.streams import wanted_streams
+from topobus.formats.messages.catalogue import INVENTORY
+from topobus.local_system.nats_store import probe_jetstream, size_store, write_config
+from topobus.local_system.supervision import ProgramState, Supervisor
+from topobus.local_system.system import Layout, start_nats
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, free_port
+from topobus.values.errors import ConfigError, PeerUnavailable
 
 pytestmark = pytest.mark.integration
 

@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 
 from support.garbage import write_garbage
-from topobus.contracts.catalogue import ALIGNMENT
-from topobus.domain.idset import CpuSet
-from topobus.domain.request import Policy
-from topobus.domain.view import AlignmentOptions, NodeAlignment
-from topobus.runtime.bus import Bus, ChangeKind
+from topobus.bus.bus import Bus, ChangeKind
+from topobus.formats.messages.catalogue import ALIGNMENT
 from topobus.testing.clock import ManualClock
 from topobus.topology.options import SAID_EVERY_S, AlignmentPublisher
+from topobus.values.idset import CpuSet
+from topobus.values.request import Policy
+from topobus.values.view import AlignmentOptions, NodeAlignment
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -12,18 +12,18 @@ import pytest_asyncio
 
 from support.garbage import write_garbage
 from support.object_stores import Place, api_server_place, nats_place
+from topobus.bus.bus import Bus
 from topobus.cli.objects.applying import apply_objects, delete_object
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.objects import metadata_of
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.answers import Rejected
-from topobus.kubernetes.api.objects import metadata_of
-from topobus.runtime.bus import Bus
+from topobus.values.errors import ContractError, PeerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

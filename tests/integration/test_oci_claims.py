@@ -15,12 +15,12 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.contracts.catalogue import MACHINE
-from topobus.contracts.messages import ApiObject, Prepared, PrepareReply, PrepareRequest
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.formats.messages.messages import ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.edits import ContainerEdits
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Cpu, Machine, NumaNode
 
 pytestmark = pytest.mark.integration
 

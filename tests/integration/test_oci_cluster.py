@@ -16,9 +16,7 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.contracts.catalogue import MACHINE
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine
+from topobus.formats.messages.catalogue import MACHINE
 from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
@@ -28,6 +26,8 @@ from topobus.testing.kubelet import (
     Container,
     Pod,
 )
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,9 @@ import pytest
 from support.oci_runtimes import OciRuntime, oci_runtime
 from support.real_interfaces import ip, network_namespace, veth_pair
 from topobus.cli.commands.oci_hook import interface_hooks
-from topobus.devicekit.cdi import CdiDevice, CdiSpec
-from topobus.devicekit.oci import CdiFile, OciResult, oci_spec
-from topobus.domain.edits import ContainerEdits
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec
+from topobus.formats.containers.oci import CdiFile, OciResult, oci_spec
+from topobus.values.edits import ContainerEdits
 
 pytestmark = pytest.mark.integration
 

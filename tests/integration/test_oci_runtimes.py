@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from support.oci_runtimes import OciRuntime, oci_runtime
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, render
-from topobus.devicekit.oci import OciResult, PluginAnswer, device_paths, oci_spec
-from topobus.devicekit.oci_host import look_up, read_cdi_files
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, render
+from topobus.formats.containers.oci import OciResult, PluginAnswer, device_paths, oci_spec
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 
 pytestmark = pytest.mark.integration
 

@@ -9,16 +9,16 @@ import pytest
 
 from support.asking import ask_patiently
 from support.topology_node import NODE, TRAINER, ask_place, decisions, no_more_than, publish_node, topology
-from topobus.contracts.catalogue import OPERATE, PERFORM
-from topobus.contracts.operation_messages import Operated, OperateReply, OperateRequest, PerformReply, PerformRequest
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.health import HEALTHY
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb
-from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.domain.request import OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import OPERATE, PERFORM
+from topobus.formats.messages.operation_messages import Operated, OperateReply, OperateRequest, PerformReply, PerformRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.health import HEALTHY
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.request import OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.account_nats import account_nats
-from topobus.contracts.catalogue import OPERATE, PERFORM
-from topobus.contracts.codec import encode
-from topobus.contracts.inboxes import connection_name, inbox_branch
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.operation_messages import Operated, OperateReply, OperateRequest, PerformReply, PerformRequest
-from topobus.domain.health import HEALTHY
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb
-from topobus.runtime.reply_inbox import new_token
+from topobus.bus.connection.reply_inbox import new_token
+from topobus.bus.server_config.inboxes import connection_name, inbox_branch
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.formats.messages.catalogue import OPERATE, PERFORM
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.operation_messages import Operated, OperateReply, OperateRequest, PerformReply, PerformRequest
+from topobus.values.health import HEALTHY
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
 
 pytestmark = pytest.mark.integration
 

@@ -16,16 +16,16 @@ import nats.errors
 import pytest
 
 from support.launched_layout import launched_layout
-from topobus.cli.system.system import System, start_system
-from topobus.contracts.catalogue import INVENTORY, OPERATE, PREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest
-from topobus.contracts.operation_messages import OperateRequest
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, OPERATE, PREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest
+from topobus.formats.messages.operation_messages import OperateRequest
+from topobus.local_system.system import System, start_system
 from topobus.simulation.machines import RecordedMachine, build
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.real_start, pytest.mark.timeout(180)]
 

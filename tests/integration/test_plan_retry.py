@@ -10,18 +10,18 @@ from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import container, dgx_facts, pod
 from support.real_topology import WatchedTopology, real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceRequest
-from topobus.contracts.plan_messages import PlanRequest
+from topobus.bus.bus import Bus
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.outcome import Placement
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import PlaceRequest
+from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
+from topobus.values.outcome import Placement
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -15,9 +15,8 @@ import pytest
 import pytest_asyncio
 
 from support.running import NODE, service, system_settings, until_all_ready
-from topobus.contracts.catalogue import INVENTORY
-from topobus.domain.idset import NodeSet
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
@@ -26,6 +25,7 @@ from topobus.testing.kubelet import (
     KubeletSimulator,
     Pod,
 )
+from topobus.values.idset import NodeSet
 
 pytestmark = pytest.mark.integration
 

@@ -23,15 +23,15 @@ from support.leaf_pair import leaf_pair, version_of
 from support.relays import relay, until_equal
 from support.running import NODE, all_services, service, system_settings, until_all_ready
 from support.secured_leaves import UsersServer, foreign_leaf, secured_leaves
-from topobus.contracts.catalogue import HEALTH, HINT, INVENTORY, MACHINE, PLACE, PLAN, PREPARE
-from topobus.contracts.codec import decode
-from topobus.contracts.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.domain.health import HealthState
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Placement
-from topobus.domain.silence import Answered
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, MACHINE, PLACE, PLAN, PREPARE
+from topobus.formats.messages.codec import decode
+from topobus.formats.messages.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
+from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.simulation.machines import build
+from topobus.values.health import HealthState
+from topobus.values.machine import Machine
+from topobus.values.outcome import Placement
 
 pytestmark = pytest.mark.integration
 

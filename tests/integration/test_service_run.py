@@ -21,10 +21,10 @@ _LIMIT_S = 30.0
 _PROGRAM = textwrap.dedent(
     """
     import asyncio, sys, time
-    from topobus.domain.errors import *
-    from topobus.runtime.config import ServiceSettings
-    from topobus.runtime.logging import get_logger
-    from topobus.runtime.service import run
+    from topobus.values.errors import *
+    from topobus.process.config import ServiceSettings
+    from topobus.process.logging import get_logger
+    from topobus.process.service import run
 
     class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         mode: str = "serve"

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from support.gateway_rig import WatchedReadiness
+from topobus.bus.bus import Bus
 from topobus.cli.application import run
-from topobus.contracts.catalogue import MACHINE
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -16,16 +16,16 @@ import pytest_asyncio
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.running import NODE, Service, service
-from topobus.contracts.catalogue import ADOPT, HINT, INVENTORY, LEDGER, MACHINE, PLACE
-from topobus.contracts.messages import Adopted, AdoptRequest, HintsReply, HintsRequest, PlaceRequest
-from topobus.domain.device import Device, Inventory
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import ADOPT, HINT, INVENTORY, LEDGER, MACHINE, PLACE
+from topobus.formats.messages.messages import Adopted, AdoptRequest, HintsReply, HintsRequest, PlaceRequest
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device, Inventory
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

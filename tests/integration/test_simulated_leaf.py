@@ -26,20 +26,20 @@ from lab.leaves.node_content import NodeContent, Saying
 from lab.leaves.simulated_node import SimulatedNode, asked_subjects
 from lab.leaves.swarm import Order, node_name
 from lab.leaves.watcher import Watcher
-from topobus.contracts.catalogue import MACHINE, PREFER
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import PreferReply, PreferRequest
-from topobus.contracts.up_subjects import DENIED_EXPORTS, DENIED_IMPORTS, domain_of, up_stored_subject, up_subject
-from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.silence import Answered
-from topobus.runtime.ask_headers import PING
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.asks.ask_headers import PING
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.up_subjects import DENIED_EXPORTS, DENIED_IMPORTS, domain_of, up_stored_subject, up_subject
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import MACHINE, PREFER
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import PreferReply, PreferRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, free_port
 from topobus.testing.nats.accounts import cheap_folder
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 

@@ -16,17 +16,17 @@ import pytest_asyncio
 from integration.values import health
 from support.account_nats import account_nats
 from support.secured_nats import SecuredNats, secured_nats
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, MAINTENANCE, PROVISIONER
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.contracts.streams import stream_names, wanted_streams
-from topobus.domain.device import Inventory
-from topobus.domain.ledger import Ledger, OperationRecord
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.runtime.bus import Bus
-from topobus.runtime.failures import StoreFull
+from topobus.bus.bus import Bus
+from topobus.bus.failures import StoreFull
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
+from topobus.bus.server_config.streams import stream_names, wanted_streams
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER, MAINTENANCE, PROVISIONER
+from topobus.formats.messages.operation_messages import ClassMaintenance
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
+from topobus.values.ledger import Ledger, OperationRecord
+from topobus.values.maintenance import DeviceVerb, Maintenance
 
 pytestmark = pytest.mark.integration
 

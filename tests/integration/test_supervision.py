@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cli.system.supervision import (
+from topobus.local_system.supervision import (
     Program,
     ProgramState,
     ProgramStatus,
     Supervisor,
 )
-from topobus.domain.errors import PeerUnavailable
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration
 
@@ -164,7 +164,7 @@ async def test_supervisor_takes_its_programs_along_when_it_is_killed(tmp_path: P
     """A supervisor that dies without a chance to stop anything leaves nothing behind: the kernel ends its programs."""
     code = f"""
 import asyncio, os, pathlib, sys
-from topobus.cli.system.supervision import Program, Supervisor
+from topobus.local_system.supervision import Program, Supervisor
 async def main():
     async with Supervisor(pathlib.Path({str(tmp_path / "logs")!r})) as supervisor:
         async def is_ready():

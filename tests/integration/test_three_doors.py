@@ -8,13 +8,13 @@ import pytest
 
 from support.alignment_nodes import container, dgx_facts, pod
 from support.running import service
-from topobus.contracts.catalogue import ADOPT, INVENTORY, LEDGER, MACHINE, PLACE
-from topobus.contracts.messages import Adopted, AdoptRequest, PlaceRequest
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.outcome import Placement
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.formats.messages.catalogue import ADOPT, INVENTORY, LEDGER, MACHINE, PLACE
+from topobus.formats.messages.messages import Adopted, AdoptRequest, PlaceRequest
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.outcome import Placement
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = pytest.mark.integration
 

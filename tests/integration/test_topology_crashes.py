@@ -10,18 +10,13 @@ from typing import Any, TypeVar
 import pytest
 
 from support.alignment_nodes import container, dgx_facts, pod
-from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, MACHINE
-from topobus.contracts.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
-from topobus.contracts.nouns import Event
-from topobus.domain import transitions
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import AllocationPhase, Holding
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import AlignmentOptions
-from topobus.runtime.bus import Bus
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import Bus
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.formats.messages.catalogue import DECISION, INVENTORY, LEDGER, MACHINE
+from topobus.formats.messages.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
+from topobus.formats.messages.nouns import Event
+from topobus.process.readiness import Readiness
 from topobus.testing.clock import ManualClock
 from topobus.testing.fates import Died, Dies, FatedBus, Fates
 from topobus.topology.announcer import Announcer
@@ -30,6 +25,11 @@ from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.reservations import Reservations
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import AllocationPhase, Holding
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import AlignmentOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

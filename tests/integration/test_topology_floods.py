@@ -11,12 +11,12 @@ import pytest
 
 from support.card_node import CARDS, MACHINE
 from support.real_topology import real_topology
-from topobus.contracts.catalogue import PLACE, RELEASE
-from topobus.contracts.messages import PlaceRequest, ReleaseRequest
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.placement import place
+from topobus.formats.messages.catalogue import PLACE, RELEASE
+from topobus.formats.messages.messages import PlaceRequest, ReleaseRequest
 from topobus.topology import ask_handlers
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -9,25 +9,25 @@ from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, pod
 from support.topology_node import NODE, SECOND, TRAINER, ask_place, decisions, no_more_than, publish_node, topology
-from topobus.contracts.catalogue import COMMIT, DECISION, LEDGER, PLACE, RELEASE
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import (
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.formats.messages.catalogue import COMMIT, DECISION, LEDGER, PLACE, RELEASE
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import (
     CommitRequest,
     DecisionEvent,
     PlaceRequest,
     ReleaseRequest,
 )
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Ledger, PendingDecision
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import Policy
-from topobus.domain.view import AlignmentOptions
-from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Ledger, PendingDecision
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import Policy
+from topobus.values.view import AlignmentOptions
 
 pytestmark = pytest.mark.integration
 

@@ -9,12 +9,12 @@ import pytest
 from lab.played_ledger import PlayedLedger
 from support.card_node import CARDS, MACHINE, VIEW
 from support.real_topology import real_topology
-from topobus.contracts.catalogue import LEDGER, PLACE
-from topobus.contracts.messages import PlaceReply, PlaceRequest
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import LEDGER, PLACE
+from topobus.formats.messages.messages import PlaceReply, PlaceRequest
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [
     pytest.mark.integration,

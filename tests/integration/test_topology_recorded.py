@@ -13,14 +13,14 @@ import pytest_asyncio
 
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
-from topobus.contracts.catalogue import INVENTORY, PLACE
-from topobus.contracts.messages import PlaceReply, PlaceRequest
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import PodRequest, Policy
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, PLACE
+from topobus.formats.messages.messages import PlaceReply, PlaceRequest
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import PodRequest, Policy
 
 pytestmark = pytest.mark.integration
 

@@ -12,9 +12,11 @@ from msgspec import structs
 from support.alignment_nodes import container, owner, pod
 from support.asking import ask_patiently
 from support.topology_node import LIMIT_S, NODE, SECOND, TRAINER, ask_place, decisions, publish_node, topology
-from topobus.contracts.catalogue import ADOPT, COMMIT, LEDGER, PLACE, PREFER, RELEASE
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import (
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.placement import place
+from topobus.formats.messages.catalogue import ADOPT, COMMIT, LEDGER, PLACE, PREFER, RELEASE
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import (
     Adopted,
     AdoptRequest,
     CommitRequest,
@@ -22,15 +24,13 @@ from topobus.contracts.messages import (
     PreferRequest,
     ReleaseRequest,
 )
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import AllocationPhase, Ledger
-from topobus.domain.outcome import MemoryBlock, Placement, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.errors import ContractError
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import AllocationPhase, Ledger
+from topobus.values.outcome import MemoryBlock, Placement, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -9,12 +9,12 @@ import pytest
 
 from lab.bench.node_processes import NODE, BenchNode, bench_node
 from support.trace_collector import TraceCollector, trace_collector
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import driver_name
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, Pod
+from topobus.values.device import driver_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

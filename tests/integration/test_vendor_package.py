@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from topobus.contracts.catalogue import INVENTORY
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
 
 pytestmark = pytest.mark.integration
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from topobus.contracts.messages import HealthEvent, ReleaseReply, ReleaseRequest
-from topobus.domain.device import Inventory
-from topobus.domain.health import DeviceHealth
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import HealthEvent, ReleaseReply, ReleaseRequest
+from topobus.values.device import Inventory
+from topobus.values.health import DeviceHealth
+from topobus.values.request import Owner, OwnerKind
 
 OWNER = Owner(kind=OwnerKind.POD, name="trainer", uid="u1")
 
-# A text of a message ends at 64 KiB (topobus.contracts.bounds).
+# A text of a message ends at 64 KiB (topobus.formats.messages.bounds).
 _WARNING_BYTES = 60_000
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from support.alignment_nodes import container, dgx, holding, pod
 from support.laws import examples
 from support.merge_twin import better_by_kubelet, merge_by_permutations
-from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
-from topobus.domain.alignment.merge.fitness import fit_order, width_class
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import PodRequest, Policy, Scope
-from topobus.domain.view import NodeView
+from topobus.engine.alignment.merge.dispatch import Merged, merge_hints
+from topobus.engine.alignment.merge.fitness import fit_order, width_class
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import PodRequest, Policy, Scope
+from topobus.values.view import NodeView
 
 HintLists = list[list[Hint] | None]
 
@@ -155,7 +155,7 @@ def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRe
 @given(busy_nodes(), requests())
 def test_place_is_right_about_what_to_free(view: NodeView, request: PodRequest) -> None:
     """Freeing exactly the owners that a refusal names makes the pod fit."""
-    from topobus.domain.alignment.planning.node_view import without_owners
+    from topobus.engine.alignment.planning.node_view import without_owners
 
     outcome = place(view, request)
     if isinstance(outcome, Placement) or not outcome.to_free:

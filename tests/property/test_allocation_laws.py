@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.controller.allocation import search
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation import search
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import (
     Allocated,
     AllocationInput,
     Mode,

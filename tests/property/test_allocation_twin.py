@@ -16,16 +16,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.controller.allocation.values import Allocated, GaveUp, NoFit
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.resource import (
+from topobus.engine.allocation.values import Allocated, GaveUp, NoFit
+from topobus.formats.kubernetes.resource import (
     ClaimRequest,
     ClaimSpec,
     ExactRequest,
     SliceDevice,
     SubRequest,
 )
-from topobus.kubernetes.api.tolerations import tolerates
+from topobus.formats.kubernetes.tolerations import tolerates
+from topobus.values.quantity import Quantity
 from unit.controller.allocation import claim, device, given, slice_of, solve
 
 TAG = "example.com/tag"

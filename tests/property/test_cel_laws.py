@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.cel.seam import DeviceFacts, SelectorError
-from topobus.cel.selector import CelSelector, compile_expression
+from topobus.engine.cel.seam import DeviceFacts, SelectorError
+from topobus.engine.cel.selector import CelSelector, compile_expression
 
 FACTS: dict[str, Any] = {"n": 3, "s": "fish", "t": True, "l": (1, 2, 3), "w": ("a", "b")}
 DEVICE = DeviceFacts("d.io", {"d.io": FACTS}, {})

@@ -8,23 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.search import allocate
-from topobus.controller.claims import attempts, lifecycle
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import owner_pod_uid, wanted_claims
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.objects import (
+from topobus.engine.allocation.search import allocate
+from topobus.engine.claims import attempts, lifecycle
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.claims.templates import owner_pod_uid, wanted_claims
+from topobus.formats.kubernetes.objects import (
     admit,
     ask_deletion,
     metadata_of,
     name_of,
     object_parts,
 )
-from topobus.kubernetes.api.pod import pod_request
+from topobus.formats.kubernetes.pod import pod_request
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import ContractError
 from unit.controller.allocation import COMPILER
 
 WORDS = st.sampled_from(

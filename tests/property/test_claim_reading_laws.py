@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.outcome import Refusal
-from topobus.gateway.core.api_versions import from_served, to_served
-from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of, is_allocated_here
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, allocation_of, is_allocated_here
+from topobus.gateway.cluster.rules.api_versions import from_served, to_served
+from topobus.values.outcome import Refusal
 
 WORDS = st.sampled_from(
     [

@@ -7,17 +7,17 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topobus.controller.allocation.pools import Candidate
-from topobus.controller.allocation.values import DeviceId
-from topobus.controller.classic.core.device_choice import Wanted, choose
-from topobus.domain.outcome import Refusal
-from topobus.kubernetes.api.classic_parameters import AttributeCondition, DeviceSelector
-from topobus.kubernetes.api.resource import (
+from topobus.controller.classic.rules.device_choice import Wanted, choose
+from topobus.engine.allocation.pools import Candidate
+from topobus.engine.allocation.values import DeviceId
+from topobus.formats.kubernetes.classic.classic_parameters import AttributeCondition, DeviceSelector
+from topobus.formats.kubernetes.resource import (
     Attribute,
     Pool,
     SliceDevice,
     SliceSpec,
 )
+from topobus.values.outcome import Refusal
 
 SLICE = SliceSpec(driver="gpu.topobus.dev", pool=Pool(name="n1", resource_slice_count=1), node_name="n1")
 

@@ -11,29 +11,29 @@ from hypothesis import strategies as st
 
 from support.classic_selectors import selectors
 from support.laws import examples
-from topobus.cel.selector import CelCompiler
-from topobus.controller.allocation.pools import gather_pools
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import (
+from topobus.controller.classic.rules.device_choice import Wanted, choose
+from topobus.controller.classic.rules.selection import is_wanted
+from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.engine.allocation.pools import gather_pools
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import (
     ALL_GATES,
     Allocated,
     AllocationInput,
     ClaimToAllocate,
     Node,
 )
-from topobus.controller.claims.lifecycle import read_claim
-from topobus.controller.classic.core.device_choice import Wanted, choose
-from topobus.controller.classic.core.selection import is_wanted
-from topobus.controller.state.inventory_slices import slices_from_inventory
-from topobus.domain.device import Device, Inventory
-from topobus.domain.outcome import Refusal
-from topobus.kubernetes.api.classic_cel import selector_expression
-from topobus.kubernetes.api.classic_migration import Severity, migrate
-from topobus.kubernetes.api.classic_parameters import ClaimParameters, DeviceClassParameters
-from topobus.kubernetes.api.limits import MAX_EXPRESSION_BYTES
-from topobus.kubernetes.api.manifest import parse_manifest
-from topobus.kubernetes.api.resource import DeviceClassSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.lifecycle import read_claim
+from topobus.formats.kubernetes.classic.classic_cel import selector_expression
+from topobus.formats.kubernetes.classic.classic_migration import Severity, migrate
+from topobus.formats.kubernetes.classic.classic_parameters import ClaimParameters, DeviceClassParameters
+from topobus.formats.kubernetes.limits import MAX_EXPRESSION_BYTES
+from topobus.formats.kubernetes.manifest import parse_manifest
+from topobus.formats.kubernetes.resource import DeviceClassSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.values.device import Device, Inventory
+from topobus.values.outcome import Refusal
 
 GROUP = "gpu.resource.topobus.dev"
 COMPILER = CelCompiler()

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from support.classic_selectors import AMOUNTS, PRODUCTS, VERSIONS, selectors
 from support.laws import examples
-from topobus.cel.seam import DeviceFacts, SelectorError, Version
-from topobus.cel.selector import CelCompiler
-from topobus.controller.classic.core.selection import is_wanted
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.classic_cel import selector_expression
-from topobus.kubernetes.api.classic_parameters import (
+from topobus.controller.classic.rules.selection import is_wanted
+from topobus.engine.cel.seam import DeviceFacts, SelectorError, Version
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.classic.classic_cel import selector_expression
+from topobus.formats.kubernetes.classic.classic_parameters import (
     ClaimParameters,
     DeviceSelector,
     check_claim_parameters,
 )
-from topobus.kubernetes.api.limits import MAX_EXPRESSION_BYTES
+from topobus.formats.kubernetes.limits import MAX_EXPRESSION_BYTES
+from topobus.values.quantity import Quantity
 
 DRIVER = "gpu.topobus.dev"
 COMPILER = CelCompiler()

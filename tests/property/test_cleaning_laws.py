@@ -27,11 +27,8 @@ from support.mortal_journal import Fate
 from support.passthrough_bench import ALLOWED, ASKED, FIRST, PassthroughBench
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.function_switch import FunctionSwitch
+from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.devicekit.settings import PassthroughSettings
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason, Refusal
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.gpu.plugins.intel import IntelDriver
@@ -39,6 +36,9 @@ from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
 
 
 class _Faults:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
-from topobus.domain.alignment.merge.beyond_bitset import find_combined
-from topobus.domain.alignment.merge.fitness import fit_order
-from topobus.domain.alignment.merge.hint_rule import HintRule, Unit
-from topobus.domain.idset import NodeSet
+from topobus.engine.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
+from topobus.engine.alignment.merge.beyond_bitset import find_combined
+from topobus.engine.alignment.merge.fitness import fit_order
+from topobus.engine.alignment.merge.hint_rule import HintRule, Unit
+from topobus.values.idset import NodeSet
 
 KINDS = ("memory", "hugepages-2Mi")
 sizes = st.sampled_from([0, 0, 1, 2, 3, 5])

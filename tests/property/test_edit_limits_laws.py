@@ -11,12 +11,12 @@ from typing import Any
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from topobus.contracts.messages import Prepared
-from topobus.devicekit.cdi import render
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
-from topobus.domain.errors import ContractError
-from topobus.gateway.core.claim_cdi import cdi_spec
-from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden
+from topobus.formats.containers.cdi import render
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.claims.rules.claim_cdi import cdi_spec
+from topobus.gateway.containers.rules.edit_limits import EditRights, refuse_forbidden
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount
+from topobus.values.errors import ContractError
 
 RIGHTS = EditRights(device_nodes=("/dev/acme",), mounts=("/opt/acme",), writable_mounts=("/run/acme",))
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.laws import examples
-from topobus.contracts.codec import decode, encode
-from topobus.contracts.entry_codec import EntryDecoder, EntryEncoder
-from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.entry_codec import EntryDecoder, EntryEncoder
+from topobus.values.errors import ContractError
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.request import Owner, OwnerKind
 
 OWNERS = st.integers(0, 4).map(
     lambda number: Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=f"{number}")

@@ -16,16 +16,16 @@ from support.gpu_processes import add_process, end_recorded
 from support.hands_bench import CLEANING, HandsBench
 from support.laws import examples
 from support.thread_turns import other_threads
-from topobus.contracts.messages import Prepared
-from topobus.contracts.sandbox_messages import Accepted
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import Prepared
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.leftovers import Leftovers, Timer
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = needs_gcc
 

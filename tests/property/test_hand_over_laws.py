@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.nic.interface_config import InterfaceConfig, InterfaceFields, Route, Rule
-from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, InterfaceFields, Route, Rule
+from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute, InterfaceState
 from topobus.nic.netlink.hand_over_plan import (
     HOST_CHANGES,
     POD_CHANGES,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from support.hands_bench import CLEANING, HandsBench, new_card
 from support.laws import examples
 from support.thread_turns import other_threads
-from topobus.contracts.messages import Prepared
-from topobus.contracts.sandbox_messages import Accepted, Attached
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import Prepared
+from topobus.formats.messages.sandbox_messages import Accepted, Attached
 from topobus.testing.drivers.folder_driver import CARDS
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 OWNERS = [Owner(kind=OwnerKind.CLAIM, name=name, uid=f"u-{name}") for name in ("ada", "ben")]
 # An owner's time, with anything in between; by chance alone few histories would have a card that is soiled, left and wanted again.

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.devicekit.health import HealthSettings, next_health, silence
-from topobus.domain.health import DeviceHealth, Dimension, HealthState, Observation
+from topobus.engine.health.health_machine import HealthSettings, next_health, silence
+from topobus.values.health import DeviceHealth, Dimension, HealthState, Observation
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _SETTINGS = HealthSettings(hold_s=10.0, flap_count=2)

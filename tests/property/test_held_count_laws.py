@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.request import Owner, OwnerKind
-from topobus.topology.core.held_counts import next_counts
+from topobus.engine.ledger.held_counts import next_counts
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.request import Owner, OwnerKind
 
 OWNERS = [Owner(kind=OwnerKind.CLAIM, namespace="d", name=f"claim-{number}", uid="u") for number in range(4)]
 NAMES = st.frozensets(st.sampled_from(["a", "b", "c"]), min_size=1).map(lambda names: tuple(sorted(names)))

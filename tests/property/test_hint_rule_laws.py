@@ -11,14 +11,14 @@ from msgspec import structs
 
 from support.laws import examples
 from support.merge_twin import merge_by_permutations
-from topobus.domain.alignment.merge import beyond_bitset, dispatch, exact
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.alignment.merge.fitness import fit_order
-from topobus.domain.alignment.merge.hint_rule import HintRule, Unit, list_hints, sample_hints
-from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members, pack, unpack
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import Policy
+from topobus.engine.alignment.merge import beyond_bitset, dispatch, exact
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.engine.alignment.merge.fitness import fit_order
+from topobus.engine.alignment.merge.hint_rule import HintRule, Unit, list_hints, sample_hints
+from topobus.engine.alignment.merge.mask_algebra import MaskAlgebra, members, pack, unpack
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.request import Policy
 
 # Sparse ids, one above 63.
 IDS = (0, 1, 3, 8, 70)

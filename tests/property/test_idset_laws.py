@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 
 ids = st.frozensets(st.integers(0, 300) | st.integers(0, 8191), max_size=40)
 

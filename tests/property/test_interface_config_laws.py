@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.domain.outcome import Refusal
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_reading import read_interface_config, render_interface_config
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config, render_interface_config
+from topobus.values.outcome import Refusal
 
 HEAD = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface"}
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)

@@ -8,15 +8,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from support.alignment_nodes import container, dgx, owner, pod
 from support.laws import examples
-from topobus.contracts.codec import decode, encode
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import with_ledger
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.ledger import Adoption, AllocationPhase, Ledger
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.transitions import Step
+from topobus.engine.alignment.planning.node_view import with_ledger
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.engine.ledger.transitions import Step
+from topobus.formats.messages.codec import decode, encode
+from topobus.values.ledger import Adoption, AllocationPhase, Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 GPUS = st.frozensets(st.sampled_from([f"gpu-{index}" for index in range(8)]), min_size=1, max_size=3)

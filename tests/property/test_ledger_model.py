@@ -20,18 +20,12 @@ from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
 from support.laws import examples
-from topobus.contracts.catalogue import DECISION, LEDGER
-from topobus.contracts.codec import decode, encode
-from topobus.contracts.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
-from topobus.domain import transitions
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import AlignmentOptions
-from topobus.runtime.readiness import Readiness
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.formats.messages.catalogue import DECISION, LEDGER
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
+from topobus.process.readiness import Readiness
 from topobus.testing.bus import FatedBus, Fates, MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
 from topobus.testing.fates import Died, Dies, Fate, Unconfirmed
@@ -42,6 +36,12 @@ from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.reservations import Reservations
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import AlignmentOptions
 
 NODE = "demo-node"
 EXPIRE_S = 60.0

@@ -16,12 +16,12 @@ from lab.chaos.ledger_objects import FREE, Act, DeviceAction, device_step, doubl
 from lab.chaos.linearizability import History
 from lab.chaos.workload import Draft, Verb, effects_of, operations, owner_keys, unknown_effects
 from support.laws import examples
-from topobus.contracts.messages import Adopted, AdoptReply, CommitReply, PlaceReply, PlaceRequest, ReleaseReply
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, AllocationPhase, Holders, Holding
-from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import Adopted, AdoptReply, CommitReply, PlaceReply, PlaceRequest, ReleaseReply
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, AllocationPhase, Holders, Holding
+from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 OWNERS = ("a", "b", "c")
 ACTIONS = st.builds(

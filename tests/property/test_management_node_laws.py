@@ -13,19 +13,19 @@ from msgspec import Struct
 from support.bitstream_files import gbs, xclbin
 from support.fpga_cards import FileDflProgrammer, FileXrtProgrammer, add, dfl_machine
 from support.laws import examples
-from topobus.contracts.messages import Prepared
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import LongWork, PrepareContext
-from topobus.domain.device import DeviceRole
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import Prepared
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
-from topobus.gateway.core.edit_limits import NO_RIGHTS, refuse_forbidden, rights_of
+from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, refuse_forbidden, rights_of
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import DeviceRole
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 MANAGEMENT = ("dfl-fme", "xclmgmt")
 RIGHTS = rights_of("fpga", NO_RIGHTS, is_foreign=False)

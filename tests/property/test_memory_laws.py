@@ -9,16 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.domain.alignment.memory.memory_allocation import MemoryBlock, allocate_memory, memory_nodes
-from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
-from topobus.domain.alignment.merge import dispatch, exact
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.alignment.merge.hint_rule import HintRule, Unit, list_hints
-from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members, pack, unpack
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Reason
-from topobus.domain.request import Policy
+from topobus.engine.alignment.memory.memory_allocation import MemoryBlock, allocate_memory, memory_nodes
+from topobus.engine.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
+from topobus.engine.alignment.merge import dispatch, exact
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.engine.alignment.merge.hint_rule import HintRule, Unit, list_hints
+from topobus.engine.alignment.merge.mask_algebra import MaskAlgebra, members, pack, unpack
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import Reason
+from topobus.values.request import Policy
 
 IDS = (0, 1, 3, 8, 70)
 MACHINE = NodeSet(*IDS)

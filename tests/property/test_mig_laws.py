@@ -18,21 +18,21 @@ from support.fake_mig import MODELS, as_somebody
 from support.fake_nvml import needs_gcc
 from support.laws import examples
 from support.mig_node import OWNER, MigNode, mig_node
-from topobus.cel.selector import CelCompiler
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Usage
 from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
-from topobus.domain.device import Device, Inventory
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import partitioned
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Usage
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.built_in_classes import built_in_class
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
 from topobus.gpu.mig.nvml_mig import read_mig, read_profiles
 from topobus.gpu.mig.values import MigProfile
-from topobus.kubernetes.api.built_in_classes import built_in_class
-from topobus.kubernetes.api.limits import check_slice
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.values.device import Device, Inventory
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import partitioned
 
 pytestmark = needs_gcc
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.node_state import NodeState
+from topobus.values.device_sharing import HeldShare
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.request import Owner, OwnerKind
 
 NODE = "n"
 CLASSES = ("gpu", "nic", "cpu")

@@ -14,9 +14,9 @@ from support.amd_bench import AmdBench
 from support.gpu_processes import add_process, end_recorded
 from support.laws import examples
 from support.sriov_bench import COUNT, SriovBench
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import Partitions
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import Partitions
 
 _FOREIGN = 77
 _PARTS = 1 + 2 + 4 + 8

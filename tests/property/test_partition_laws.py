@@ -15,34 +15,34 @@ from msgspec import structs
 
 from support.laws import examples
 from support.partitioned_cards import SHARED_NIC, SLICES, card, counters_of
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import AdoptRequest, ApiObject
-from topobus.controller.allocation.capacity import rivals
-from topobus.controller.allocation.pools import gather_pools
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import ALL_GATES, Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
-from topobus.controller.claims.lifecycle import placement_request
-from topobus.controller.classic.core.device_choice import Wanted, choose
+from topobus.controller.classic.rules.device_choice import Wanted, choose
 from topobus.controller.state.inventory_slices import holders_from_ledger, slices_from_inventory
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import node_view, with_devices, with_ledger
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Adoption, Ledger
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.partitions import partitioned
-from topobus.domain.quantity import Quantity
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions
-from topobus.gateway.core.lists import holders_of, plugin_lists
-from topobus.kubernetes.api.built_in_classes import built_in_class
-from topobus.kubernetes.api.classic_parameters import DeviceSelector
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
-from topobus.topology.core.adoption_faults import fault_of_adoption, shares_of
+from topobus.engine.alignment.planning.node_view import node_view, with_devices, with_ledger
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.allocation.capacity import rivals
+from topobus.engine.allocation.pools import gather_pools
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import ALL_GATES, Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.lifecycle import placement_request
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.adoption_faults import fault_of_adoption, shares_of
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.formats.kubernetes.built_in_classes import built_in_class
+from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import AdoptRequest, ApiObject
+from topobus.gateway.device_plugins.rules.lists import holders_of, plugin_lists
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Adoption, Ledger
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.partitions import partitioned
+from topobus.values.quantity import Quantity
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+from topobus.values.view import AlignmentOptions
 
 NODE = "n1"
 COMPILER = CelCompiler()

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from support.laws import examples
 from support.mortal_journal import Fate, MortalJournal
 from support.passthrough_bench import ALLOWED, BUS, FIRST, FOURTH, GROUPS, OTHER, OWNER, SECOND, THIRD, PassthroughBench, codes, nodes_of
-from topobus.contracts.messages import Prepared
-from topobus.devicekit.function_switch import FunctionSwitch
-from topobus.domain.device import DeviceRole
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
+from topobus.devicekit.passthrough.function_switch import FunctionSwitch
+from topobus.formats.messages.messages import Prepared
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import DeviceRole
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner
 
 OWNERS = (OWNER, OTHER)
 SETS = ((FIRST,), (SECOND,), (FIRST, SECOND), (THIRD,), (THIRD, FOURTH), (FIRST, THIRD, FOURTH))

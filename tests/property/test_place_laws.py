@@ -18,13 +18,13 @@ from support.alignment_nodes import container, dgx, holding, pod
 from support.laws import examples
 from support.outcome_text import explain_text
 from support.placement_checker import mistakes
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import with_ledger
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy, Scope
-from topobus.domain.view import AlignmentOptions, NodeView, PlanMode
+from topobus.engine.alignment.planning.node_view import with_ledger
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger import transitions
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy, Scope
+from topobus.values.view import AlignmentOptions, NodeView, PlanMode
 
 WIDENING = (Policy.SINGLE_NUMA_NODE, Policy.RESTRICTED, Policy.BEST_EFFORT, Policy.NONE)
 TESTS = Path(__file__).parents[1]
@@ -148,10 +148,10 @@ _SCRIPT = """
 import sys
 from msgspec import structs
 from support.alignment_nodes import container, dgx, holding, pod
-from topobus.contracts.codec import encode
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.request import Locality, LocalityLevel, Policy, Scope
-from topobus.domain.view import AlignmentOptions, PlanMode
+from topobus.formats.messages.codec import encode
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.request import Locality, LocalityLevel, Policy, Scope
+from topobus.values.view import AlignmentOptions, PlanMode
 
 view = holding(dgx(), "busy", gpu=("gpu-1", "gpu-6"), nic=("nic-2",), cpus="0-9")
 view = structs.replace(view, options=AlignmentOptions(mode=PlanMode.CORRECTED, policy=Policy.RESTRICTED))

@@ -10,13 +10,13 @@ from support.alignment_nodes import container, pod
 from support.laws import examples
 from support.outcome_text import explain_text
 from support.placement_checker import fits, mistakes
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy, Scope
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView, NumaMemory, PlanMode
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy, Scope
+from topobus.values.view import AlignmentOptions, CoreView, NodeView, NumaMemory, PlanMode
 
 
 def in_mode(view: NodeView, mode: PlanMode, *, steps: int = 2000) -> NodeView:

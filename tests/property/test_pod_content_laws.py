@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.gateway.kubelet.pod_contents import PodContents
+from topobus.gateway.device_plugins.pod_contents import PodContents
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 
 NAMES = st.sampled_from(["a", "b"])

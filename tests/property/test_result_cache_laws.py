@@ -11,11 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation import search
-from topobus.controller.allocation.pools import Pool, gather_pools
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import (
+from topobus.controller.state.result_cache import ResultCache
+from topobus.controller.state.slice_index import SliceIndex
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.engine.allocation import search
+from topobus.engine.allocation.pools import Pool, gather_pools
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import (
     ALL_GATES,
     Allocated,
     Mode,
@@ -23,16 +25,14 @@ from topobus.controller.allocation.values import (
     Slice,
     node_of,
 )
-from topobus.controller.claims.attempts import Attempt, with_attempt
-from topobus.controller.claims.lifecycle import with_allocation
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.state.result_cache import ResultCache
-from topobus.controller.state.slice_index import SliceIndex
-from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.machine import Machine
-from topobus.kubernetes.api.resource import ClaimSpec, SliceSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.claims.attempts import Attempt, with_attempt
+from topobus.engine.claims.lifecycle import with_allocation
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.resource import ClaimSpec, SliceSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.machine import Machine
 from unit.controller.allocation import COMPILER
 
 DRIVER = "gpu.example.com"

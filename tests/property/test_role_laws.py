@@ -20,12 +20,6 @@ from support.kfd_machines import KfdMachine
 from support.laws import examples
 from support.sysfs_trees import write
 from topobus.devicekit.driver import DeviceDriver, LongWork, ParentingDriver, PrepareContext
-from topobus.domain.device import Device, DeviceRole, KeptFunction
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.gpu.plugins.amd import AmdDriver
@@ -33,6 +27,12 @@ from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device, DeviceRole, KeptFunction
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
 ADDRESS = PciAddress.parse("0000:0a:00.0")

@@ -11,17 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.values import (
     ClaimToAllocate,
     DeviceId,
     Node,
     Outcome,
     Usage,
 )
-from topobus.controller.claims import reservations as objects
-from topobus.controller.claims.objects import Claim, Pod
-from topobus.controller.scheduling.decisions import (
+from topobus.engine.claims import reservations as objects
+from topobus.engine.claims.objects import Claim, Pod
+from topobus.engine.scheduling.decisions import (
     NodeFit,
     NodeMiss,
     PodClaim,
@@ -32,7 +31,8 @@ from topobus.controller.scheduling.decisions import (
     pre_filter,
     reserve,
 )
-from topobus.controller.scheduling.score import rank, score_node
+from topobus.engine.scheduling.score import rank, score_node
+from topobus.formats.messages.messages import ApiObject
 from unit.controller.allocation import given, gpus, slice_of, solve
 
 NODES = ("n1", "n2", "n3")

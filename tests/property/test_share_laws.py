@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from support.laws import examples
-from topobus.contracts.messages import AdoptRequest
-from topobus.devicekit.shared_devices import SharedPool, with_sharing
-from topobus.domain import transitions
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Adoption, Ledger
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.outcome import Refusal
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.shares import free_replicas, replica_share, shares_held
-from topobus.domain.view import NodeView
-from topobus.topology.core.adoption_faults import fault_of_adoption, shares_of
+from topobus.devicekit.sharing.shared_devices import SharedPool, with_sharing
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.adoption_faults import fault_of_adoption, shares_of
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.formats.messages.messages import AdoptRequest
+from topobus.values.device import Device
+from topobus.values.device_sharing import HeldShare
+from topobus.values.idset import NodeSet
+from topobus.values.ledger import Adoption, Ledger
+from topobus.values.outcome import Refusal
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.shares import free_replicas, replica_share, shares_held
+from topobus.values.view import NodeView
 
 GIB = 1 << 30
 REPLICAS = 4

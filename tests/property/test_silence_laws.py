@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.silence import Answered, Silence, SilenceSettings, Silent, SilentBecause, next_silence, unheard
+from topobus.engine.health.silence import Answered, Silence, SilenceSettings, Silent, SilentBecause, next_silence, unheard
+from topobus.values.device import Device, Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 
 SETTINGS = SilenceSettings(every_s=1.0, timeout_s=1.0, gone_s=5.0, hung_s=15.0)
 

@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.contracts.messages import ApiObject
-from topobus.gateway.core.slices import SlicePlan, slice_plan
-from topobus.kubernetes.api.resource import SliceDevice, SliceSpec, Taint
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec, Taint
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.cluster.rules.slices import SlicePlan, slice_plan
 
 DRIVER, NODE = "gpu.topobus.dev", "n1"
 

@@ -13,13 +13,13 @@ import msgspec
 
 from docpages.samples import sample
 from support.account_nats import subject_of
-from topobus.contracts.catalogue import ASKS, EVENTS, LEDGER, STATES
-from topobus.contracts.codec import encode
-from topobus.contracts.inboxes import answerer_of, askers_of, inbox_branch
-from topobus.contracts.nouns import CLUSTER, PREFIX
-from topobus.contracts.streams import stream_names, wanted_streams
-from topobus.contracts.up_subjects import up_nouns, up_subject
-from topobus.runtime.jetstream import API
+from topobus.bus.server_config.inboxes import answerer_of, askers_of, inbox_branch
+from topobus.bus.server_config.streams import stream_names, wanted_streams
+from topobus.bus.server_config.up_subjects import up_nouns, up_subject
+from topobus.bus.streams.jetstream import API
+from topobus.formats.messages.catalogue import ASKS, EVENTS, LEDGER, STATES
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.nouns import CLUSTER, PREFIX
 
 __all__ = ["Attack", "Victim", "attacks", "eavesdropping", "is_granted"]
 

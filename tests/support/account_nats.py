@@ -21,17 +21,17 @@ from prometheus_client import CollectorRegistry
 
 from docpages.samples import sample
 from support.secured_nats import Attacker
-from topobus.contracts.catalogue import EVENTS, STATES
-from topobus.contracts.codec import encode
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.inboxes import connection_name, inbox_branch
-from topobus.contracts.nats_accounts import Account, User
-from topobus.contracts.nats_accounts_config import render_accounts, render_passwords
-from topobus.contracts.nouns import Event, State
-from topobus.contracts.streams import stream_names
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.inboxes import connection_name, inbox_branch
+from topobus.bus.server_config.nats_accounts import Account, User
+from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords
+from topobus.bus.server_config.streams import stream_names
+from topobus.formats.messages.catalogue import EVENTS, STATES
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.formats.messages.nouns import Event, State
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["ZONES", "AccountNats", "StreamImage", "account_nats", "parts_of", "subject_of"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.pci import PciAddress
+from topobus.values.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
+from topobus.values.view import AlignmentOptions, CoreView, NodeView
 
 __all__ = ["container", "dgx", "dgx_facts", "holding", "owner", "pod"]
 

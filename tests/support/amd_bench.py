@@ -10,21 +10,21 @@ from types import TracebackType
 from typing import Self
 
 from support.amd_kernel import AmdKernel
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.journaled_verbs import Edits, JournaledWork
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gpu.amd_cards import read_amd_cards
-from topobus.gpu.amd_modes import settle_mode
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
+from topobus.gpu.amd.amd_cards import read_amd_cards
+from topobus.gpu.amd.amd_modes import settle_mode
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.leftovers import Timer
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["AmdBench"]
 

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 from support.kfd_machines import NODES, KfdMachine, card_address, folder
-from topobus.domain.pci import PciAddress
 from topobus.simulation.kernel_writes import KernelWrites
+from topobus.values.pci import PciAddress
 
 __all__ = ["COUNTS", "AmdKernel"]
 

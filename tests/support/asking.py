@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from topobus.contracts.nouns import Ask
-from topobus.domain.errors import PeerUnavailable
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.nouns import Ask
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ask_patiently"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from support.gateway_rig import Rig
-from topobus.contracts.messages import ApiObject
+from topobus.formats.messages.messages import ApiObject
 from topobus.testing.kubelet import ClaimReference
 
 DRIVERS = ("nic.topobus.dev",)

@@ -15,15 +15,15 @@ from docpages.samples import sample
 from support.account_attacks import Victim, is_granted
 from support.account_nats import LIMIT_S, AccountNats, StreamImage, parts_of
 from support.secured_nats import Attacker
-from topobus.contracts.catalogue import ASKS
-from topobus.contracts.codec import encode
-from topobus.contracts.inboxes import answerer_of
-from topobus.contracts.nouns import Ask
-from topobus.contracts.up_subjects import up_nouns, up_subject
-from topobus.domain.silence import Answered
-from topobus.runtime.bus import Bus
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.reply_inbox import new_token
+from topobus.bus.bus import Bus
+from topobus.bus.connection.reply_inbox import new_token
+from topobus.bus.server_config.inboxes import answerer_of
+from topobus.bus.server_config.up_subjects import up_nouns, up_subject
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import ASKS
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.nouns import Ask
+from topobus.process.readiness import Readiness
 
 __all__ = ["Answering", "answering", "say_up", "until_answered", "without_granted"]
 

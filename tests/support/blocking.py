@@ -19,13 +19,13 @@ from types import FrameType
 from typing import Any
 
 import topobus.gateway
-import topobus.runtime
+import topobus.process
 import topobus.simulation
 import topobus.testing
 
 __all__ = ["BlockingCalls"]
 
-_SERVICES = tuple(f"{Path(package.__path__[0]).parent}{os.sep}" for package in (topobus.runtime, topobus.gateway))
+_SERVICES = tuple(f"{Path(package.__path__[0]).parent}{os.sep}" for package in (topobus.process, topobus.gateway))
 _TESTS = (
     f"{Path(__file__).resolve().parents[1]}{os.sep}",
     *(f"{package.__path__[0]}{os.sep}" for package in (topobus.testing, topobus.simulation)),
@@ -42,15 +42,15 @@ _ALLOWED = {
     ("asyncio/base_events.py", "subprocess_exec"): "this is how asyncio starts a process",
     ("weakref.py", "__call__"): "a finalizer of something collected runs wherever it happens to be",
     ("linecache.py", "updatecache"): "the lines of a traceback for the log, read once a file",
-    ("cli/system/local_logins.py", "find_login"): "a command reads its login before it connects, and serves nobody",
+    ("local_system/local_logins.py", "find_login"): "a command reads its login before it connects, and serves nobody",
     ("gateway/node_lock.py", "open_node_lock"): "at start: nobody is served yet",
     ("gateway/node_lock.py", "try_begin"): "the lock is asked for without waiting; a name of 20 bytes is written, at start",
     ("gateway/node_lock.py", "begin"): "who has the queue's lock for itself has it for one system call",
     ("gateway/node_lock.py", "is_awaited"): "the lock is asked for without waiting",
     ("gateway/node_lock.py", "end"): "letting go of a lock does not wait",
-    ("gateway/foreign/foreign_plugins.py", "_load"): "at start: nobody is served yet",
+    ("gateway/device_plugins/foreign_plugins.py", "_load"): "at start: nobody is served yet",
     ("kubernetes/client.py", "open"): "at start: nobody is served yet",
-    ("devicekit/classic_registry.py", "load_classic_drivers"): "at start: installed packages are looked up once",
+    ("devicekit/classic/classic_registry.py", "load_classic_drivers"): "at start: installed packages are looked up once",
 }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.view import AlignmentOptions, NodeView
 
 __all__ = ["CARDS", "MACHINE", "VIEW"]
 

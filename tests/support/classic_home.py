@@ -12,26 +12,26 @@ from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
 from support.real_topology import WatchedTopology, real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
+from topobus.bus.bus import Bus, Change, Conflict
 from topobus.controller.config import ControllerSettings
-from topobus.controller.service import serve
-from topobus.domain.device import Device, Inventory
-from topobus.domain.machine import Machine
-from topobus.kubernetes.api import (
+from topobus.controller.standalone.service import serve
+from topobus.formats.kubernetes import (
     admit,
     ask_deletion,
     object_parts,
     parse_manifest,
 )
-from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.runtime.bus import Bus, Change, Conflict
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.formats.kubernetes.classic.classic_handles import as_structured
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.fates import Died, Dies, FatedBus, Fates
 from topobus.testing.reading import Reader
+from topobus.values.device import Device, Inventory
+from topobus.values.machine import Machine
 
 SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, classic_call_s=2.0)
 NOW = "2026-01-01T00:00:00Z"

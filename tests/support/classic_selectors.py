@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from topobus.kubernetes.api.classic_parameters import OPERATORS
+from topobus.formats.kubernetes.classic.classic_parameters import OPERATORS
 
 PRODUCTS = ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "a100", "", "K.elvin", "Ünicode (x)", 'quo"te\\')
 PATTERNS = ("*a100*", "nvidia*", "*", "?100", "a100", "*.e*", "*(x)", '*"te\\', "K.elvin", "*ü*", "H100", "**80??*")

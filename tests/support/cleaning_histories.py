@@ -16,23 +16,23 @@ from typing import Any, Protocol
 from hypothesis import strategies as st
 
 from support.mortal_journal import Fate, MortalJournal
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted
-from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.health import HealthSettings
-from topobus.devicekit.inventory_merge import DriverView, advance_inventory
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.leftovers import with_leftovers
-from topobus.devicekit.prepare import Preparer
+from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.settings import CleaningSettings, PassthroughSettings
-from topobus.domain.device import Device
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.readiness import Readiness
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.leftovers import with_leftovers
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.engine.health.inventory_merge import DriverView, advance_inventory
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.process.readiness import Readiness
 from topobus.sysfs.tree import Tree
 from topobus.testing.clock import ManualClock
+from topobus.values.device import Device
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["ACTS", "VISITS", "CleaningHistory", "Hardware"]
 

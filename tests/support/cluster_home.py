@@ -11,15 +11,15 @@ from typing import Any
 import httpx2
 from prometheus_client import CollectorRegistry
 
-from topobus.controller.cluster_service import ClusterController
+from topobus.bus.bus import Bus
+from topobus.controller.cluster.service import ClusterController
 from topobus.controller.config import ClusterSettings, ControllerSettings
 from topobus.controller.store.api import Api
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.process.clock import Clock, SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.apiserver import ApiServerSimulator
 
 GATE = "topobus.dev/allocation"

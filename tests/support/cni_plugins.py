@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.chain import Chain, parse_chain
-from topobus.nic.cni.messages import Target
 from topobus.nic.cni.records import AttachmentRecords
+from topobus.nic.cni.rules.chain import Chain, parse_chain
+from topobus.nic.cni.rules.messages import Target
 from topobus.nic.cni.runner import CniRunner, RunnerSettings
+from topobus.values.outcome import Refusal
 
 __all__ = ["LIMIT_S", "Bench", "Call", "PluginFolder", "chain_of", "code_of", "error", "own_namespace", "result", "target"]
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 
 __all__ = ["ContainerLooks", "Overlap"]
 

@@ -13,18 +13,18 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from support.real_topology import WatchedTopology
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
+from topobus.bus.bus import Bus, Change, Conflict
 from topobus.controller.config import ControllerSettings
-from topobus.controller.service import serve
-from topobus.domain.device import Inventory
-from topobus.kubernetes.api import admit, ask_deletion, object_parts
-from topobus.runtime.bus import Bus, Change, Conflict
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.controller.standalone.service import serve
+from topobus.formats.kubernetes import admit, ask_deletion, object_parts
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
 
 NODE = "demo-node"
 

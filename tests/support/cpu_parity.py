@@ -21,40 +21,40 @@ from typing import Any, Protocol
 from msgspec import convert, structs, to_builtins
 from prometheus_client import CollectorRegistry
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import Allocated, NoFit, Outcome
-from topobus.controller.claims.lifecycle import with_allocation
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.classic.core.cpu_choice import with_policy_cpus
-from topobus.controller.classic.core.device_choice import Wanted, choose
+from topobus.controller.classic.rules.cpu_choice import with_policy_cpus
+from topobus.controller.classic.rules.device_choice import Wanted, choose
+from topobus.controller.commit.allocator import Allocator, member
+from topobus.controller.commit.node_search import NodeSearch
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocator import Allocator, member
-from topobus.controller.reconcilers.node_search import NodeSearch
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.cpu.config import CpuGroupSettings
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
-from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus, contradiction
-from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
-from topobus.domain.device import Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.view import AlignmentOptions, CpuOptions, NodeAlignment
-from topobus.gateway.core.slices import pool_devices, slice_plan
-from topobus.kubernetes.api.classic_parameters import DeviceSelector
-from topobus.kubernetes.api.resource import ClaimSpec, GrantedDevice
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.engine.alignment.cpus.cpu_assignment import assign_cpus, contradiction
+from topobus.engine.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
+from topobus.engine.allocation.values import Allocated, NoFit, Outcome
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.lifecycle import with_allocation
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
+from topobus.formats.kubernetes.resource import ClaimSpec, GrantedDevice
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.cluster.rules.slices import pool_devices, slice_plan
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
+from topobus.values.device import Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.view import AlignmentOptions, CpuOptions, NodeAlignment
 
 __all__ = ["DOORS", "MACHINES", "OPTIONS", "Compared", "compare", "grouped_inventory_of", "inventory_of", "machine_named"]
 

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import HEALTH, HINT, INVENTORY, MACHINE
-from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest
+from topobus.bus.bus import Bus
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.health import HealthSettings
-from topobus.devicekit.host import serve_devices
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
 from topobus.devicekit.settings import (
     CleaningSettings,
@@ -23,19 +21,21 @@ from topobus.devicekit.settings import (
     PartitionSettings,
     PassthroughSettings,
 )
-from topobus.devicekit.shared_devices import SharedPool
-from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.health import HealthState
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.devicekit.sharing.shared_devices import SharedPool
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, MACHINE
+from topobus.formats.messages.messages import HealthEvent, HintsReply, HintsRequest
+from topobus.process.clock import Clock, SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.machines import RecordedMachine
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.health import HealthState
+from topobus.values.request import Owner, OwnerKind
 
 NODE = "n1"
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from support.fpga_cards import FileDflProgrammer, dfl_machine, port_file
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import AttributeValue, Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs import journaled_verbs
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import AttributeValue, Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["DflBench", "asking", "claim"]
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from support.kustomize import Manifest, container_of, environment_of, pod_of
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.edit_limits import EditRights, rights_of
+from topobus.gateway.containers.rules.edit_limits import EditRights, rights_of
 from topobus.gpu.config import GpuSettings
-from topobus.runtime.config import load_settings
+from topobus.process.config import load_settings
 from topobus.sysfs.tree import HardwareSettings
 
 __all__ = ["DriverPod", "start_pod"]

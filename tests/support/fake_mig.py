@@ -17,7 +17,7 @@ from pathlib import Path
 import pynvml
 
 from support.fake_nvml import GIB, FakeGpu
-from topobus.gpu.plugins.nvml_library import open_library
+from topobus.gpu.nvml.nvml_library import open_library
 from topobus.sysfs.tree import HardwareSettings, Tree
 
 __all__ = ["A100_40", "A100_80", "B200", "H100_80", "MODELS", "MigModel", "add_capabilities", "as_somebody", "make_instance", "mig_gpu"]

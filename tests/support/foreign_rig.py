@@ -14,15 +14,15 @@ import msgspec
 from support.gateway_rig import Rig, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.node_plane import NODE
-from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.config import ForeignSettings
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.testing.kubelet import ClaimReference, Container, Pod
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode
 
 RESOURCE = "acme.example/widget"
 CLASS = "widget-acme"

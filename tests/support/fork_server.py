@@ -48,9 +48,9 @@ def _load() -> None:
     for service in SERVICES:
         for part in ("config", "service"):
             importlib.import_module(f"topobus.{service}.{part}")
-    for name in ("topobus.controller.cluster_service", "topobus.runtime.service", "topobus.cli.application", "topobus.simulation.machines"):
+    for name in ("topobus.controller.cluster.service", "topobus.process.service", "topobus.cli.application", "topobus.simulation.machines"):
         importlib.import_module(name)
-    for package in ("topobus.cli.commands", "topobus.cli.system", _DEMO, "topobus.controller.dry_run"):
+    for package in ("topobus.cli.commands", "topobus.local_system", _DEMO, "topobus.controller.dry_run"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if module.name.rpartition(".")[2] not in ("main", "__main__"):
                 importlib.import_module(module.name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from topobus.contracts.nouns import State
-from topobus.contracts.releases import RELEASE
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.nouns import State
+from topobus.formats.messages.releases import RELEASE
 
 __all__ = ["write_garbage"]
 

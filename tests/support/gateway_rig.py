@@ -16,20 +16,20 @@ from prometheus_client import CollectorRegistry
 
 from support.node_plane import NODE, NodePlane, show_machine
 from support.secured_nats import SecuredNats
-from topobus.contracts.catalogue import PODS
-from topobus.contracts.messages import PodsReply, PodsRequest
-from topobus.domain.idset import NodeSet
-from topobus.domain.silence import SilenceSettings
+from topobus.bus.bus import Bus
+from topobus.engine.health.silence import SilenceSettings
+from topobus.formats.messages.catalogue import PODS
+from topobus.formats.messages.messages import PodsReply, PodsRequest
 from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings, RuntimeSettings
-from topobus.gateway.core.edit_limits import EditRights
+from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.gateway.node_state import Broadcast
 from topobus.gateway.service import serve
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.process.clock import Clock, SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.kubelet import KubeletSimulator
+from topobus.values.idset import NodeSet
 
 # Short where a test waits for it, long where a busy machine must not matter.
 DEADLINES = DeadlineSettings(

@@ -21,9 +21,9 @@ from pyroute2 import IPRoute
 
 from support.real_interfaces import ip, network_namespace
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_reading import read_interface_config
-from topobus.nic.interface_state import InterfaceState
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config
+from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.hand_over import read_interface
 from topobus.nic.netlink.places import Places, open_namespace, with_netlink
 

@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from topobus.contracts.messages import PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
-from topobus.contracts.sandbox_messages import AttachReply, AttachRequest, DetachReply, DetachRequest
-from topobus.devicekit.attach import Attacher
-from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.prepare import Preparer
+from topobus.devicekit.host.isolation import IsolatedDriver
+from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import CleaningSettings
-from topobus.domain.device import Device
-from topobus.domain.machine import Machine
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import Sandbox
-from topobus.runtime.readiness import Readiness
+from topobus.devicekit.verbs.attach import Attacher
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.formats.messages.messages import PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import AttachReply, AttachRequest, DetachReply, DetachRequest
+from topobus.process.readiness import Readiness
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver, make_card
+from topobus.values.device import Device
+from topobus.values.machine import Machine
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import Sandbox
 
 OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 OTHER = Owner(kind=OwnerKind.CLAIM, name="other", uid="u2")

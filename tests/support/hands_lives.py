@@ -13,18 +13,18 @@ import msgspec
 
 from support.mortal_hands import READY
 from support.whole_files import write_whole
-from topobus.contracts.catalogue import ATTACH, DETACH, HEALTH, INVENTORY, MACHINE, PREPARE, UNPREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
-from topobus.devicekit.health import HealthSettings
+from topobus.bus.bus import Bus
 from topobus.devicekit.settings import DeviceServiceSettings, JournalSettings
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import Sandbox
-from topobus.runtime.bus import Bus
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import ATTACH, DETACH, HEALTH, INVENTORY, MACHINE, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.drivers.folder_driver import CARDS, make_card
+from topobus.values.errors import PeerUnavailable
+from topobus.values.machine import Machine
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import Sandbox
 
 NODE = "n1"
 LIMIT_S = 60.0

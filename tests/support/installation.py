@@ -25,9 +25,9 @@ from pathlib import Path
 import pytest
 
 from support.cluster import seconds
-from topobus.domain.errors import ConfigError
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import find_nats_server, free_port
+from topobus.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("running", "manifests", "processes", "hands", "nodes")

@@ -13,13 +13,13 @@ from typing import Any
 import nats
 
 from support.kustomize import built, container_of, named, pod_of
-from topobus.cli.secrets.namespace_objects import NamespaceObjects
-from topobus.cli.secrets.secret_objects import AUTHORITY_MAP, SERVER_SECRET, TLS_SECRET, user_secret
-from topobus.contracts.device_classes import DEVICE_SERVICES
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.keys.namespace_objects import NamespaceObjects
+from topobus.keys.secret_objects import AUTHORITY_MAP, SERVER_SECRET, TLS_SECRET, user_secret
 from topobus.kubernetes.access import Access, AccessSettings
 from topobus.kubernetes.answers import Plain, Rejected
 from topobus.kubernetes.client import KubernetesClient
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 

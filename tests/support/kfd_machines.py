@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from support.sysfs_trees import write
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
 
 __all__ = ["NODES", "KfdMachine", "card_address", "folder"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topobus.contracts.messages import ApiObject
-from topobus.devicekit.classic import ClaimWork, ClassicContext
-from topobus.domain.errors import ContractError
-from topobus.domain.outcome import Reason, Refusal
-from topobus.kubernetes.api.classic import AllocationResult, ResourceHandle
-from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.devicekit.classic.classic import ClaimWork, ClassicContext
+from topobus.formats.kubernetes.classic.classic import AllocationResult, ResourceHandle
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
+from topobus.values.outcome import Reason, Refusal
 
 GROUP = "licence.example.com"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import Policy
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.request import Policy
 
 __all__ = ["better_by_kubelet", "merge_by_permutations"]
 

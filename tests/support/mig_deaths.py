@@ -23,9 +23,9 @@ import pynvml
 from support.fake_mig import H100_80
 from support.mig_life import OTHER, MigLife
 from support.mig_node import MigNode, mig_node
-from topobus.contracts.codec import decode, encode
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
+from topobus.formats.messages.codec import decode, encode
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
 
 MOST_STEPS = 150
 _WANTED = ("2g-20gb-2", "1g-10gb-4")

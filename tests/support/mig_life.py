@@ -10,16 +10,16 @@ import pynvml
 
 from support.fake_mig import H100_80, MigModel, as_somebody
 from support.mig_node import OWNER, MigNode, mig_node
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs import journaled_verbs
 from topobus.gpu.mig.nvml_mig import destroy_instance, read_mig, read_profiles
 from topobus.gpu.mig.values import MigInstance
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["OTHER", "MigLife", "mig_life"]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from support.fake_mig import H100_80, MigModel, add_capabilities, make_instance, mig_gpu
 from support.fake_nvml import FakeGpu, FakeNvml, fake_nvml
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.health import Observation
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.health import Observation
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["OWNER", "MigNode", "mig_node"]
 

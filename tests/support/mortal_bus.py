@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
 from topobus.testing.fates import Dies, FatedBus, Fates
 
 __all__ = ["died_or", "mortal_bus"]

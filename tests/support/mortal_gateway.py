@@ -23,18 +23,18 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from topobus.bus.bus import Bus
+from topobus.gateway.claims import dra_plugin
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.dra import dra_plugin
-from topobus.gateway.kubelet import device_plugin
-from topobus.gateway.runtime.nri_plugin import NriPlugin
+from topobus.gateway.containers.nri_plugin import NriPlugin
+from topobus.gateway.device_plugins import device_plugin
 from topobus.gateway.service import serve
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 
 READY = "READY"
 PUBLISH = "publish"

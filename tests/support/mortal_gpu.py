@@ -16,13 +16,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from support.mortal_hands import Death, tell_when_ready, watch_verbs
+from topobus.bus.bus import Bus
 from topobus.gpu.config import GpuSettings
 from topobus.gpu.service import serve
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 
 
 async def _run(settings: GpuSettings, url: str) -> None:

@@ -22,17 +22,17 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import HINT
-from topobus.devicekit.attach import Attacher
-from topobus.devicekit.host import serve_devices
-from topobus.devicekit.prepare import Preparer
+from topobus.bus.bus import Bus
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.devicekit.verbs.attach import Attacher
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.formats.messages.catalogue import HINT
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.drivers.folder_driver import FolderDriver
 
 READY = "READY"

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.journal_values import DeviceEntry
-from topobus.domain.device import Device
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.journal.journal_values import DeviceEntry
+from topobus.values.device import Device
 
 __all__ = ["Death", "Fate", "MortalJournal"]
 

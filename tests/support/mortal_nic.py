@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from topobus.devicekit import durable_file
-from topobus.devicekit.attach import Attacher
+from topobus.devicekit.journal import durable_file
+from topobus.devicekit.verbs.attach import Attacher
 
 
 def main() -> None:

@@ -17,20 +17,20 @@ from support.device_bench import LIMIT_S, NODE, PROFILES
 from support.fake_mps import FakeMps
 from support.mortal_hands import READY
 from support.whole_files import write_whole
-from topobus.contracts.catalogue import HEALTH, INVENTORY, MACHINE, PREPARE, UNPREPARE
-from topobus.contracts.messages import HealthEvent, Prepared, PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted
-from topobus.devicekit.health import HealthSettings
+from topobus.bus.bus import Bus
 from topobus.devicekit.settings import DriverSettings, JournalSettings
-from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.request import Owner, OwnerKind
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import HealthEvent, Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.config import GpuSettings, LeftoverSettings, MpsSettings
-from topobus.runtime.bus import Bus
 from topobus.simulation.machines import build
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["OTHER", "OWNER", "MpsLives", "check_prepared"]
 

@@ -14,14 +14,14 @@ from typing import Any
 from support.net_namespaces import Namespace
 from support.real_interfaces import ip, lines, network_namespace, veth_pair
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.machine import Machine
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import Sandbox
 from topobus.nic.config import InterfaceRule, InterfaceSettings
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.machine import Machine
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import Sandbox
 
 __all__ = ["FAR", "NEAR", "OWNER", "NicRig", "interface_config", "nic_rig", "ping", "state_of"]
 

@@ -11,9 +11,10 @@ import msgspec
 
 from support.ask_record import AskRecord
 from support.real_topology import WatchedTopology
-from topobus.contracts.adjust_messages import Adjusted, AdjustReply, AdjustRequest
-from topobus.contracts.catalogue import ADJUST, ATTACH, DETACH, INVENTORY, MACHINE, OBJECT, PREPARE, UNPREPARE
-from topobus.contracts.messages import (
+from topobus.bus.bus import Bus
+from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
+from topobus.formats.messages.catalogue import ADJUST, ATTACH, DETACH, INVENTORY, MACHINE, OBJECT, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import (
     AdoptRequest,
     ApiObject,
     Prepared,
@@ -23,19 +24,18 @@ from topobus.contracts.messages import (
     UnprepareReply,
     UnprepareRequest,
 )
-from topobus.contracts.sandbox_messages import Attached, AttachReply, AttachRequest, DetachReply, DetachRequest
-from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device, Inventory
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner
-from topobus.domain.sandbox import AttachedInterface, Sandbox
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.sandbox_messages import Attached, AttachReply, AttachRequest, DetachReply, DetachRequest
+from topobus.values.counters import CounterSet
+from topobus.values.device import Device, Inventory
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 NODE = "demo-node"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from topobus.domain.health import HealthState
+from topobus.values.health import HealthState
 
 __all__ = ["NVML_FAULTS", "NvmlFault"]
 

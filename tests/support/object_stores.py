@@ -11,22 +11,22 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from support.cluster_home import ClusterHome
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.bus.bus import AmbiguousWrite, Bus
 from topobus.controller.cluster_metrics import ClusterMetrics
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.api import WATCHED
 from topobus.controller.store.api_server_store import ApiServerStore
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.controller.store.nats_store import NatsStore, NatsWatch
 from topobus.controller.store.protocol import ObjectStore, ObjectWatch
-from topobus.domain.errors import PeerUnavailable
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.informers import Informer
-from topobus.runtime.bus import AmbiguousWrite, Bus
-from topobus.runtime.clock import SystemClock
+from topobus.process.clock import SystemClock
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Place", "Watched", "api_server_place", "nats_place"]
 

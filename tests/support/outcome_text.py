@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
 
 __all__ = ["explain_text"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.domain.device import Device
+from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.values.device import Device
 
 __all__ = ["SHARED_NIC", "SLICES", "card", "counters_of"]
 

@@ -11,28 +11,28 @@ from typing import Any
 
 from support.sysfs_trees import write
 from support.thread_turns import other_threads
-from topobus.contracts.messages import PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted
-from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.prepare import Preparer
+from topobus.devicekit.host.isolation import IsolatedDriver
+from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.formats.messages.messages import PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.simulation.pci_drivers import PciDrivers
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 BUS = "sys/bus/pci"
 # Two cards in groups of their own, and two functions of one slot that share a group.

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import combinations
 
-from topobus.domain.outcome import Placement
-from topobus.domain.request import ContainerKind, ContainerRequest, LocalityLevel, PodRequest, Policy, Scope
-from topobus.domain.view import NodeView
+from topobus.values.outcome import Placement
+from topobus.values.request import ContainerKind, ContainerRequest, LocalityLevel, PodRequest, Policy, Scope
+from topobus.values.view import NodeView
 
 __all__ = ["fits", "mistakes"]
 

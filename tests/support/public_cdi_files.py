@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from topobus.devicekit.oci import HostNode
+from topobus.formats.containers.oci import HostNode
 
 __all__ = ["GENERATORS", "PublicFile"]
 

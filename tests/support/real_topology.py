@@ -11,25 +11,25 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from support.ask_record import AskRecord
-from topobus.contracts import catalogue
-from topobus.contracts.messages import Adopted, AdoptReply, AdoptRequest, PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
-from topobus.contracts.nouns import Ask, State
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.device import Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner
-from topobus.domain.silence import SilenceSettings
-from topobus.domain.view import NodeView
-from topobus.runtime.bus import Bus, Change, Conflict, Written
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.heavy_lane import Workload
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.bus.asks.heavy_lane import Workload
+from topobus.bus.bus import Bus, Change, Conflict, Written
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.engine.health.silence import SilenceSettings
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import Adopted, AdoptReply, AdoptRequest, PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
+from topobus.formats.messages.nouns import Ask, State
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.topology.config import AlignmentSettings, TopologySettings
 from topobus.topology.service import serve
+from topobus.values.device import Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner
+from topobus.values.view import NodeView
 
 M = TypeVar("M")
 Q = TypeVar("Q")

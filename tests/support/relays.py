@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager, suppress
 from prometheus_client import CollectorRegistry
 
 from support.leaf_pair import NODE, LeafPair
-from topobus.contracts.catalogue import ALIGNMENT, DECISION, DISAGREEMENT, HEALTH, INVENTORY, LEDGER, MACHINE
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import HealthEvent
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.health import DeviceHealth
+from topobus.bus.bus import Bus
+from topobus.bus.streams.events import Start
+from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, DISAGREEMENT, HEALTH, INVENTORY, LEDGER, MACHINE
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import HealthEvent
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.relay.config import RelaySettings
 from topobus.relay.service import serve_node
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.events import Start
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.values.errors import PeerUnavailable
+from topobus.values.health import DeviceHealth
 
 # Ends only a test that waits for what never comes.
 LIMIT_S = 90.0

@@ -8,26 +8,26 @@ from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
 from support.real_topology import WatchedTopology, real_topology
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.bus.bus import Bus, Written
+from topobus.controller.commit.allocator import Allocator
+from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.commit.deallocate_claims import ClaimDeallocation
+from topobus.controller.commit.node_ledgers import NodeLedgers
+from topobus.controller.commit.replica_turns import ReplicaTurns
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
-from topobus.controller.reconcilers.allocator import Allocator
-from topobus.controller.reconcilers.claim_users import ClaimUsers
-from topobus.controller.reconcilers.deallocate_claims import ClaimDeallocation
-from topobus.controller.reconcilers.node_ledgers import NodeLedgers
-from topobus.controller.reconcilers.replica_turns import ReplicaTurns
+from topobus.controller.standalone.allocate_claims import ClaimReconciler
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.kubernetes.api import admit, object_parts, parse_manifest
-from topobus.runtime.bus import Bus, Written
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
-from topobus.runtime.work_queue import WorkQueue
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes import admit, object_parts, parse_manifest
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
+from topobus.process.work_queue import WorkQueue
 
 __all__ = ["NOW", "claims_of", "queue_on", "read", "runtime_on", "start_node", "store"]
 

@@ -17,14 +17,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import ASKS, PROVISIONER
-from topobus.contracts.inboxes import SERVER, answerer_of, connection_name, inbox_branch
-from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
-from topobus.contracts.nouns import PREFIX
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.inboxes import SERVER, answerer_of, connection_name, inbox_branch
+from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_permissions
+from topobus.formats.messages.catalogue import ASKS, PROVISIONER
+from topobus.formats.messages.nouns import PREFIX
+from topobus.process.clock import Clock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["Attacker", "SecuredNats", "password_variable", "secured_nats"]

@@ -7,11 +7,11 @@ from typing import Any, Literal
 from msgspec import structs
 
 from support.node_plane import NODE, device
-from topobus.contracts.messages import ApiObject
-from topobus.devicekit.shared_devices import SharedPool, with_sharing
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import SharePolicy
-from topobus.domain.pools import Condition
+from topobus.devicekit.sharing.shared_devices import SharedPool, with_sharing
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Device
+from topobus.values.device_sharing import SharePolicy
+from topobus.values.pools import Condition
 
 __all__ = ["GIB", "RESOURCE", "share_claim", "shared_gpus"]
 

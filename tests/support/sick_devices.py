@@ -14,24 +14,24 @@ from prometheus_client import CollectorRegistry
 from support.cluster_slices import shown
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE
-from topobus.contracts.catalogue import HEALTH, INVENTORY, MACHINE
-from topobus.contracts.messages import HealthEvent
+from topobus.bus.bus import Bus
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.health import HealthSettings
-from topobus.devicekit.host import serve_devices
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import CleaningSettings, DeviceServiceSettings, DriverSettings, JournalSettings
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import HealthState
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE
+from topobus.formats.messages.messages import HealthEvent
 from topobus.gateway.config import ClusterSettings
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.device import Device, Inventory
+from topobus.values.health import HealthState
 
 __all__ = ["Outputs", "SickNode", "sick_node"]
 

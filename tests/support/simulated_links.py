@@ -21,9 +21,9 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from support.sysfs_trees import write
 from support.vf_kernel import VfKernel
-from topobus.domain.outcome import Reason, Refusal
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.vf_settings import VfState
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["POD", "SimulatedHost", "add_card", "simulated_host"]
 

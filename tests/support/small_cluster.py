@@ -15,9 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import Policy
-from topobus.domain.view import AlignmentOptions
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import (
     Admission,
@@ -27,6 +24,9 @@ from topobus.testing.kubelet import (
     KubeletTimings,
     Pod,
 )
+from topobus.values.idset import NodeSet
+from topobus.values.request import Policy
+from topobus.values.view import AlignmentOptions
 
 NODE = "small-node"
 _LOOK_S = 0.05

@@ -10,21 +10,21 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from support.sriov_kernel import PHYSICAL, SriovKernel
-from topobus.devicekit import journaled_verbs
-from topobus.devicekit.card_locks import Pauses
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.journaled_verbs import Edits, JournaledWork
-from topobus.devicekit.on_demand_functions import FunctionCuttingDriver
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.partitioning.card_locks import Pauses
+from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.settings import FunctionRule
-from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import partitioned
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.counters import CounterSet
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import partitioned
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["COUNT", "SriovBench"]
 

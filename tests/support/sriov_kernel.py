@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.sysfs_trees import write
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
 from topobus.simulation.kernel_writes import KernelWrites
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
 
 __all__ = ["PHYSICAL", "SriovKernel", "nic_files", "virtual_address"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from topobus.domain.idset import CpuSet
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.idset import CpuSet
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 
 from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
-from topobus.contracts.catalogue import DECISION, INVENTORY, MACHINE, PLACE
-from topobus.contracts.messages import (
+from topobus.bus.bus import Bus
+from topobus.bus.streams.events import Start
+from topobus.formats.messages.catalogue import DECISION, INVENTORY, MACHINE, PLACE
+from topobus.formats.messages.messages import (
     DecisionEvent,
     PlaceReply,
     PlaceRequest,
 )
-from topobus.domain.request import PodRequest, Policy
-from topobus.runtime.bus import Bus
-from topobus.runtime.events import Start
+from topobus.values.request import PodRequest, Policy
 
 NODE = "demo-node"
 TRAINER = pod("trainer", container(cpus=16, gpu=2, nic=2))

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from support.forked_starts import close, forked_starts, prepare
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.process.config import NatsSettings
 from vm.kernel import sh
 from vm.monitor import Monitor
 from vm.node import JOB, URL, Node

@@ -16,10 +16,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.domain.idset import CpuSet
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
+from topobus.values.idset import CpuSet
 from vm.kernel import sh
 from vm.node import JOB, NAME
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from topobus.contracts.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PREPARE, UNPREPARE
-from topobus.contracts.messages import PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted, AttachRequest, DetachRequest
-from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import Sandbox
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted, AttachRequest, DetachRequest
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import Sandbox
 
 NAME = "guest"
 JOB = Path("/job")

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.idset import IdSet
-from topobus.domain.pci import PciAddress
+from topobus.values.idset import IdSet
+from topobus.values.pci import PciAddress
 
 __all__ = ["FieldText", "describe_fields", "is_struct", "nested_structs", "summary", "type_text"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.runtime.metric_descriptors import LabelValues, MetricDescriptor, descriptors_of
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.process.metric_descriptors import LabelValues, MetricDescriptor, descriptors_of
 
 __all__ = ["METRIC_MODULES", "metrics_of", "render_metrics"]
 
 METRIC_MODULES: dict[str, tuple[str, ...]] = {
-    "every service": ("topobus.runtime.metrics",),
-    "device services": ("topobus.devicekit.metrics",),
+    "every service": ("topobus.process.metrics",),
+    "device services": ("topobus.devicekit.host.metrics",),
     "discovery": ("topobus.discovery.metrics",),
     "topology": ("topobus.topology.metrics",),
     "gateway": ("topobus.gateway.metrics",),

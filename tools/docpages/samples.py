@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from docpages.describe import is_struct
-from topobus.contracts.catalogue import ASKS, EVENTS, NOTICES, STATES
-from topobus.contracts.codec import from_builtins
-from topobus.domain.errors import InvariantError
-from topobus.domain.idset import IdSet
-from topobus.domain.pci import PciAddress
+from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, STATES
+from topobus.formats.messages.codec import from_builtins
+from topobus.values.errors import InvariantError
+from topobus.values.idset import IdSet
+from topobus.values.pci import PciAddress
 
 __all__ = ["MESSAGES", "file_stem", "sample", "variants"]
 

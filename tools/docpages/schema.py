@@ -20,10 +20,10 @@ from docpages.describe import (
     nested_structs,
     summary,
 )
-from topobus.contracts.codec import to_builtins
-from topobus.domain.errors import InvariantError
-from topobus.domain.idset import IdSet
-from topobus.domain.pci import PciAddress
+from topobus.formats.messages.codec import to_builtins
+from topobus.values.errors import InvariantError
+from topobus.values.idset import IdSet
+from topobus.values.pci import PciAddress
 
 __all__ = ["render_schemas"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.net import function_ports
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.health import HealthState
+from topobus.values.pci import PciAddress
 
 __all__ = ["FAULTS", "PlacedFault", "RecordedFault", "build_faulty", "place_faults"]
 

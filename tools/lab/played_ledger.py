@@ -1,4 +1,4 @@
-"""Plays the topology service of one node for benchmarks: a ledger with one writer, and answers to `place` and `release` by the rules of `topobus.domain`.
+"""Plays the topology service of one node for benchmarks: a ledger with one writer, and answers to `place` and `release` by the rules of `topobus.engine.ledger`.
 
 Flows in: the node as its engine sees it, and asks of the bus. Flows out: answers, and the ledger, written by compare-and-set. Dry runs and reservations are not served. Thousands of
 real services would keep watches of their own on the machine that measures something else. tests/integration/test_topology_places.py holds it to what the service answers.
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceReply, PlaceRequest
-from topobus.contracts.release_messages import ReleaseReply, ReleaseRequest
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import with_ledger
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.view import NodeView
-from topobus.runtime.bus import Bus, Written
+from topobus.bus.bus import Bus, Written
+from topobus.engine.alignment.planning.node_view import with_ledger
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger import transitions
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import PlaceReply, PlaceRequest
+from topobus.formats.messages.release_messages import ReleaseReply, ReleaseRequest
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.view import NodeView
 
 __all__ = ["PlayedLedger"]
 

@@ -8,11 +8,11 @@ import pytest
 from topobus_acme_fpga import AcmeDriver
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.domain.health import HealthState
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.driver_contract import DriverContract
+from topobus.values.health import HealthState
 
 
 def record(into: Path) -> RecordedMachine:

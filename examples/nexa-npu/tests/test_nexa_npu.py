@@ -8,14 +8,14 @@ from topobus_nexa_npu import NexaDriver
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.hands_contract import HandsContract
+from topobus.values.device import Device
+from topobus.values.health import HealthState
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 WHOLE = "npu-0000-16-00-0"
 HALVES = (f"{WHOLE}-half-0", f"{WHOLE}-half-1")

@@ -19,7 +19,7 @@ from topobus.cli.help.command_data import find_command, read_commands
 from topobus.cli.help.overview import COMMANDS, PROGRAM
 from topobus.cli.help.quick import answer_quickly
 from topobus.cli.render.output import Output, adapt_streams, error_console
-from topobus.domain.errors import ContractError, TopobusError
+from topobus.values.errors import ContractError, TopobusError
 
 __all__ = ["application", "run"]
 
@@ -99,7 +99,7 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
     if command is None:
         return _in_our_words(str(error), arguments)
     # Here: it loads all of Kubernetes' shapes, and a line without mistakes needs none.
-    from topobus.kubernetes.api.shape import did_you_mean
+    from topobus.formats.kubernetes.shape import did_you_mean
 
     names = [name for option in command["options"] for name in option["names"]]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments

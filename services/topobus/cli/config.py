@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobus.runtime.config import LogSettings, ServiceSettings
+from topobus.process.config import LogSettings, ServiceSettings
 
 __all__ = ["CliSettings"]
 

@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from topobus.cli.exits import UsageError
-from topobus.cli.system.processes import is_process, process_start
-from topobus.domain.errors import ConfigError
-from topobus.runtime.own_folder import objection_to_folder
+from topobus.local_system.processes import is_process, process_start
+from topobus.process.own_folder import objection_to_folder
+from topobus.values.errors import ConfigError
 
 __all__ = ["Context", "ContextFolder", "ContextState", "announced_context", "check_name", "name_of_folder"]
 

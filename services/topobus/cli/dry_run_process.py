@@ -1,6 +1,6 @@
 """Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a running controller.
 
-The child is the controller's program, because only the controller has a CEL evaluator. Flows in: a situation, as `topobus.controller.dry_run.run`
+The child is the controller's program, because only the controller has a CEL evaluator. Flows in: a situation, as `topobus.controller.dry_run.rules.run`
 describes it. Flows out: its answers.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from topobus.contracts.codec import encode
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
+from topobus.formats.messages.codec import encode
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 
 __all__ = ["ask_dry_run"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from topobus.domain.errors import ConfigError, ContractError, HardwareError, PeerUnavailable, TopobusError
+from topobus.values.errors import ConfigError, ContractError, HardwareError, PeerUnavailable, TopobusError
 
 __all__ = ["ExitCode", "InputError", "NotFoundError", "UsageError", "code_of"]
 

@@ -8,7 +8,7 @@ import sys
 
 from topobus.cli.help.quick import COMPLETE, answer_quickly
 from topobus.cli.main import main
-from topobus.runtime.packages import needing_extra
+from topobus.process.packages import needing_extra
 
 __all__ = ["complete_main", "main"]
 

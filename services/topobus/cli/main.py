@@ -4,7 +4,7 @@ import gc
 import sys
 
 from topobus.cli.help.quick import answer_quickly
-from topobus.runtime.packages import needing_extra
+from topobus.process.packages import needing_extra
 
 __all__ = ["main"]
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.bus.connection.endpoint import read_url
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import ContextFolder, ContextState
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.render.output import Output
 from topobus.cli.targets import Target, choose_target, refuses
-from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.names import meant_name
-from topobus.runtime.endpoint import read_url
-from topobus.runtime.readiness import Readiness
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.process.readiness import Readiness
+from topobus.values.errors import PeerUnavailable
+from topobus.values.names import meant_name
 
 if TYPE_CHECKING:
-    from topobus.runtime.bus import Bus
+    from topobus.bus.bus import Bus
 
 __all__ = [
     "BUS_DEFAULTS",
@@ -102,9 +102,9 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait for ever, as services want it.
     """
     # Here: the client of NATS, metrics and logs are a third of a start, and half of the commands ask nobody.
-    from topobus.runtime.bus import Bus
-    from topobus.runtime.logging import setup_logging
-    from topobus.runtime.nats_errors import is_refused_login
+    from topobus.bus.bus import Bus
+    from topobus.bus.connection.nats_errors import is_refused_login
+    from topobus.process.logging import setup_logging
 
     target = options.target()
     is_named = names_system is NamesSystem.ALWAYS or (names_system is NamesSystem.IF_SEVERAL and _has_several())
@@ -192,7 +192,7 @@ async def _problem(bus: Bus) -> str:
     except PeerUnavailable:
         return ""
     # Here: only a command that failed asks, and all of doctor's checks come with it.
-    from topobus.cli.checkup import MISSING
+    from topobus.cli.rules.checkup import MISSING
 
     return (
         "this NATS server has no Topobus streams: it is not the server of a Topobus system"

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from topobus.domain.drawing.leaves import PciIds
-from topobus.domain.machine import PciDevice
+from topobus.engine.drawing.leaves import PciIds
 from topobus.sysfs.regular_file import inside_root, read_regular
+from topobus.values.machine import PciDevice
 
 __all__ = ["copy_names", "read_pci_names"]
 

@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from topobus.bus.connection.endpoint import read_url
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import Context, ContextFolder, ContextState
 from topobus.cli.exits import UsageError
-from topobus.cli.system.local_logins import find_login
-from topobus.domain.errors import ConfigError, PeerUnavailable
-from topobus.runtime.config import NatsSettings, load_settings, origin_of
-from topobus.runtime.endpoint import read_url
+from topobus.local_system.local_logins import find_login
+from topobus.process.config import NatsSettings, load_settings, origin_of
+from topobus.values.errors import ConfigError, PeerUnavailable
 
 __all__ = ["VARIABLE", "Target", "check_server_url", "choose_target", "refuses"]
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from msgspec import structs
 
 from topobus.console.config import ClusterSettings
-from topobus.contracts.messages import ApiObject
+from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.answers import Plain
 from topobus.kubernetes.api_reader import ApiReader
 from topobus.kubernetes.client import KubernetesClient
 from topobus.kubernetes.informers import Informer, Key
 from topobus.kubernetes.reading import CLAIMS, PODS
-from topobus.runtime.clock import Clock
+from topobus.process.clock import Clock
 
 __all__ = ["ClusterObjects", "open_reader"]
 

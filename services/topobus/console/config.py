@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from topobus.console.core.access import is_loopback
-from topobus.domain.errors import ConfigError
-from topobus.runtime.config import ServiceSettings
+from topobus.console.rules.access import is_loopback
+from topobus.process.config import ServiceSettings
+from topobus.values.errors import ConfigError
 
 __all__ = ["ClusterSettings", "ConsoleSettings", "PageSettings", "check_settings"]
 

@@ -11,24 +11,24 @@ from typing import Any
 
 import msgspec
 
+from topobus.bus.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.console.config import ConsoleSettings
-from topobus.console.core.board import Board
-from topobus.console.core.node_drawing import View, node_view
-from topobus.console.core.silence import API_SERVER, as_heard, silence_view
-from topobus.console.core.views import decision_view, event_view, for_counting, node_row, sick_view
-from topobus.console.core.waiting import WaitingList
-from topobus.contracts.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
-from topobus.contracts.messages import ApiObject, DecisionEvent, HealthEvent
-from topobus.domain.device import Inventory
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Holders
-from topobus.domain.silence import Words
-from topobus.domain.timestamps import rfc3339
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
-from topobus.runtime.clock import Clock, SystemClock, until_tick
-from topobus.runtime.logging import get_logger
+from topobus.console.rules.board import Board
+from topobus.console.rules.node_drawing import View, node_view
+from topobus.console.rules.silence import API_SERVER, as_heard, silence_view
+from topobus.console.rules.views import decision_view, event_view, for_counting, node_row, sick_view
+from topobus.console.rules.waiting import WaitingList
+from topobus.engine.drawing.letters import holders_of
+from topobus.engine.health.silence import Words
+from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.formats.messages.messages import ApiObject, DecisionEvent, HealthEvent
+from topobus.process.clock import Clock, SystemClock, until_tick
+from topobus.process.logging import get_logger
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Holders
+from topobus.values.timestamps import rfc3339
+from topobus.values.view import NodeAlignment
 
 __all__ = ["Followers"]
 

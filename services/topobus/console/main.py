@@ -2,8 +2,8 @@
 
 import sys
 
-from topobus.runtime.packages import needing_extra
-from topobus.runtime.probe import answer_probe
+from topobus.process.packages import needing_extra
+from topobus.process.probe import answer_probe
 
 __all__ = ["main"]
 
@@ -14,7 +14,7 @@ def main() -> None:
     with needing_extra("console"):
         from topobus.console.config import ConsoleSettings, check_settings
         from topobus.console.service import serve
-        from topobus.runtime.service import run
+        from topobus.process.service import run
     sys.exit(run("console", ConsoleSettings, serve, check=check_settings, parts=("page",)))
 
 

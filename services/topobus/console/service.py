@@ -14,9 +14,9 @@ from topobus.console.config import ConsoleSettings
 from topobus.console.connections import BoundedProtocol
 from topobus.console.followers import Followers
 from topobus.console.web import console_app, read_password
-from topobus.domain.errors import ConfigError
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.values.errors import ConfigError
 
 __all__ = ["serve"]
 

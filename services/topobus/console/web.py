@@ -23,12 +23,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topobus.console.config import PageSettings
-from topobus.console.core.access import Attempts, Places, allowed_hosts, is_allowed_host, is_same_origin
-from topobus.console.core.board import Posted
 from topobus.console.followers import Followers
-from topobus.contracts.nouns import to_token
-from topobus.domain.errors import ConfigError, ContractError, TopobusError
-from topobus.runtime.logging import get_logger
+from topobus.console.rules.access import Attempts, Places, allowed_hosts, is_allowed_host, is_same_origin
+from topobus.console.rules.board import Posted
+from topobus.formats.messages.nouns import to_token
+from topobus.process.logging import get_logger
+from topobus.values.errors import ConfigError, ContractError, TopobusError
 
 __all__ = ["console_app", "read_password"]
 

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from topobus.controller.allocation.values import Mode
-from topobus.controller.claims.reservations import AllocationMode
-from topobus.domain.errors import ConfigError
-from topobus.domain.silence import SilenceSettings
-from topobus.runtime.config import ServiceSettings
+from topobus.engine.allocation.values import Mode
+from topobus.engine.claims.reservations import AllocationMode
+from topobus.engine.health.silence import SilenceSettings
+from topobus.process.config import ServiceSettings
+from topobus.values.errors import ConfigError
 
 __all__ = ["ClusterSettings", "ControllerSettings", "check"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from topobus.runtime.packages import needing_extra
-from topobus.runtime.probe import answer_probe
+from topobus.process.packages import needing_extra
+from topobus.process.probe import answer_probe
 
 # What typing.TYPE_CHECKING is; the import of typing would double the cost of a probe.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from topobus.controller.config import ControllerSettings
-    from topobus.runtime.service import Runtime
+    from topobus.process.service import Runtime
 
 __all__ = ["main"]
 
@@ -20,9 +20,9 @@ def main() -> None:
     """Run the controller; the exit code is the process's."""
     answer_probe("controller")
     with needing_extra("controller"):
-        from topobus.controller import service  # noqa: F401 - whether all of it is there
         from topobus.controller.config import ControllerSettings, check
-        from topobus.runtime.service import run
+        from topobus.controller.standalone import service  # noqa: F401 - whether all of it is there
+        from topobus.process.service import run
     sys.exit(run("controller", ControllerSettings, _serve, check=check, parts=("machines", "inventories", "ledgers")))
 
 
@@ -33,11 +33,11 @@ async def _serve(settings: ControllerSettings, runtime: Runtime) -> None:
         runtime.readiness.set("cluster", is_ready=False, why="no snapshot yet")
         # Only here: the stand-alone home needs no Kubernetes client.
         with needing_extra("controller"):
-            from topobus.controller.cluster_service import serve_cluster
+            from topobus.controller.cluster.service import serve_cluster
 
         await serve_cluster(settings, runtime)
     else:
-        from topobus.controller.service import serve
+        from topobus.controller.standalone.service import serve
 
         await serve(settings, runtime)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from topobus.domain.errors import ContractError
-from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+from topobus.values.errors import ContractError
 
 __all__ = ["ControllerMetrics"]
 

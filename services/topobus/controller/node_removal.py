@@ -14,22 +14,22 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import DECISION, HINT, INVENTORY, LEDGER, LINK, PREFER
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.forget_messages import ForgetReply, ForgetRequest, ForgottenKey, KeyOutcome
-from topobus.contracts.messages import DisagreementEvent, HealthEvent
-from topobus.contracts.nouns import Ask, Event, State
-from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.contracts.up_subjects import up_nouns
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.node_text import counted, first_of
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.silence import Answered, Silent, SilentBecause
-from topobus.domain.timestamps import rfc3339
-from topobus.runtime.bus import AmbiguousWrite, Bus, Conflict, Entry, Received, Unreadable
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.bus.bus import AmbiguousWrite, Bus, Conflict, Entry, Received, Unreadable
+from topobus.bus.server_config.up_subjects import up_nouns
+from topobus.engine.health.silence import Answered, Silent, SilentBecause
+from topobus.formats.messages.catalogue import DECISION, HINT, INVENTORY, LEDGER, LINK, PREFER
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.formats.messages.forget_messages import ForgetReply, ForgetRequest, ForgottenKey, KeyOutcome
+from topobus.formats.messages.messages import DisagreementEvent, HealthEvent
+from topobus.formats.messages.nouns import Ask, Event, State
+from topobus.formats.messages.operation_messages import ClassMaintenance
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.node_text import counted, first_of
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["NodeRemoval"]
 

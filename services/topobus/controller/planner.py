@@ -12,19 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceReply, PlaceRequest
-from topobus.contracts.plan_messages import NodeAnswer, PlanReply, PlanRequest
+from topobus.bus.asks.heavy_lane import Workload
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.scheduling.rank import holding_nodes, rank_nodes
 from topobus.controller.state.node_state import NodeState
-from topobus.domain.errors import PeerUnavailable, TopobusError
-from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.domain.request import PodRequest
-from topobus.runtime.heavy_lane import Workload
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.engine.scheduling.rank import holding_nodes, rank_nodes
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import PlaceReply, PlaceRequest
+from topobus.formats.messages.plan_messages import NodeAnswer, PlanReply, PlanRequest
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.request import PodRequest
 
 __all__ = ["Planner"]
 

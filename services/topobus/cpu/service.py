@@ -6,12 +6,12 @@ from typing import Protocol, runtime_checkable
 
 from topobus.cpu.config import CpuGroupSettings, CpuSettings
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.host import serve_devices
-from topobus.devicekit.pool_assignment import check_pools
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.shared_devices import check_sharing_settings
-from topobus.domain.errors import ConfigError
-from topobus.runtime.service import Runtime
+from topobus.devicekit.sharing.shared_devices import check_sharing_settings
+from topobus.engine.health.pool_assignment import check_pools
+from topobus.process.service import Runtime
+from topobus.values.errors import ConfigError
 
 __all__ = ["check", "serve"]
 

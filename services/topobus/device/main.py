@@ -2,8 +2,8 @@
 
 import sys
 
-from topobus.runtime.packages import needing_extra
-from topobus.runtime.probe import answer_probe
+from topobus.process.packages import needing_extra
+from topobus.process.probe import answer_probe
 
 __all__ = ["main"]
 
@@ -36,10 +36,10 @@ def main() -> None:
     sys.argv[1:] = arguments
     answer_probe(device_class)
     with needing_extra("device"):
-        from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
         from topobus.device.config import DeviceSettings
         from topobus.device.service import ClassService
-        from topobus.runtime.service import run
+        from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
+        from topobus.process.service import run
     complaint = class_complaint(device_class) if arguments != ["--version"] else ""
     if device_class in DEVICE_SERVICES:
         sys.stderr.write(f"error: topobus-device: class {device_class} has a service of its own\n  next: topobus-{device_class}\n")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from topobus.device.config import DeviceSettings
-from topobus.devicekit.host import serve_devices
-from topobus.devicekit.pool_assignment import check_pools
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.shared_devices import check_sharing_settings
-from topobus.runtime.service import Runtime
+from topobus.devicekit.sharing.shared_devices import check_sharing_settings
+from topobus.engine.health.pool_assignment import check_pools
+from topobus.process.service import Runtime
 
 __all__ = ["ClassService"]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from topobus.runtime.config import ServiceSettings
+from topobus.process.config import ServiceSettings
 from topobus.sysfs.tree import HardwareSettings
 
 __all__ = ["DiscoverySettings"]

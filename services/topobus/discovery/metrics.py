@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 
 __all__ = ["LOOKS", "LOOK_SECONDS", "MACHINE_GENERATION"]
 

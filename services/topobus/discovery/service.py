@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from topobus.contracts.catalogue import MACHINE
 from topobus.discovery.config import DiscoverySettings
-from topobus.discovery.core.changes import describe_changes, machine_to_publish, steady
 from topobus.discovery.metrics import LOOK_SECONDS, LOOKS, MACHINE_GENERATION
-from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.runtime.clock import until_tick
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.discovery.rules.changes import describe_changes, machine_to_publish, steady
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.process.clock import until_tick
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import Tree
 from topobus.sysfs.uevent import UeventsUnavailable, open_uevents
 from topobus.sysfs.volatile import VolatileFacts, read_volatile
+from topobus.values.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.values.machine import Machine
 
 __all__ = ["serve"]
 

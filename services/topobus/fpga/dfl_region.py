@@ -5,13 +5,13 @@ Source: Documentation/fpga/dfl.rst: a bitstream fits a region when its interface
 
 from __future__ import annotations
 
-from topobus.domain.device import Device, DeviceRole
-from topobus.domain.errors import HardwareError
 from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm, normal_id
 from topobus.fpga.programmer import DflProgrammer
 from topobus.fpga.region import Region
 from topobus.sysfs.fpga import DflCard, DflPort, read_dfl_card
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device, DeviceRole
+from topobus.values.errors import HardwareError
 
 __all__ = ["dfl_region", "ports_of"]
 

@@ -14,10 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topobus.domain.outcome import Reason, Refusal
+from topobus.formats.kubernetes.classic.classic_parameters import SHARING_KIND
+from topobus.formats.kubernetes.shape import did_you_mean
 from topobus.fpga.bitstreams.values import normal_id
-from topobus.kubernetes.api.classic_parameters import SHARING_KIND
-from topobus.kubernetes.api.shape import did_you_mean
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["FUNCTION_KIND", "FUNCTION_VERSION", "read_function"]
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
-from topobus.domain.device import AttributeValue, Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason, Refusal
 from topobus.fpga.bitstreams.store import StoreEntry
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.function_config import read_function
 from topobus.fpga.function_loader import FunctionLoader
 from topobus.fpga.region import Region
 from topobus.sysfs.tree import Tree
+from topobus.values.device import AttributeValue, Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["FunctionHands"]
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import AttributeValue
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason, Refusal
 from topobus.fpga.bitstreams.store import BitstreamStore, StoreEntry, load_image
 from topobus.fpga.bitstreams.values import BitstreamForm
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.programmer import RegionUntouched
 from topobus.fpga.region import Region
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.device import AttributeValue
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["FunctionLoader"]
 

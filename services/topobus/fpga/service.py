@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.host import serve_devices
-from topobus.devicekit.pool_assignment import check_pools
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, load_drivers
-from topobus.devicekit.shared_devices import check_sharing_settings
+from topobus.devicekit.sharing.shared_devices import check_sharing_settings
+from topobus.engine.health.pool_assignment import check_pools
 from topobus.fpga.config import FpgaSettings, FunctionSettings
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.sysfs.filesystem import is_kernels
 
 __all__ = ["check", "serve", "serve_drivers"]

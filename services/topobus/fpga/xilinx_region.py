@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topobus.devicekit.pci import pci_folder
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.pci import PciAddress
 from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm, normal_id, normal_platform
 from topobus.fpga.programmer import XrtProgrammer
 from topobus.fpga.region import Region
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.pci import PciAddress
 
 __all__ = ["xilinx_region"]
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.contracts.adjust_messages import Adjusted, AdjustRequest
-from topobus.contracts.catalogue import ADJUST, ADOPT, ATTACH, DETACH, PREFER, PREPARE, RELEASE, UNPREPARE
-from topobus.contracts.messages import (
+from topobus.bus.bus import Bus
+from topobus.formats.messages.adjust_messages import Adjusted, AdjustRequest
+from topobus.formats.messages.catalogue import ADJUST, ADOPT, ATTACH, DETACH, PREFER, PREPARE, RELEASE, UNPREPARE
+from topobus.formats.messages.messages import (
     Adopted,
     AdoptRequest,
     PreferRequest,
@@ -23,20 +24,19 @@ from topobus.contracts.messages import (
     ReleaseRequest,
     UnprepareRequest,
 )
-from topobus.contracts.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
-from topobus.domain.errors import PeerUnavailable, TopobusError
-from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
-from topobus.domain.sandbox import ContainerName, Sandbox
+from topobus.formats.messages.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.edit_limits import EditRights, host_paths, node_paths, refuse_forbidden
-from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
+from topobus.gateway.containers.rules.edit_limits import EditRights, host_paths, node_paths, refuse_forbidden
+from topobus.gateway.device_plugins.rules.preference import fall_back, is_legal, plugin_choices
 from topobus.gateway.links import groups_of_nodes, in_memory, real_paths, with_own_hook, with_real_folders
 from topobus.gateway.reconcile.ledger_drift import LedgerDrift
-from topobus.runtime.bus import Bus
-from topobus.runtime.logging import get_logger
-from topobus.runtime.tracing import annotate
+from topobus.process.logging import get_logger
+from topobus.process.tracing import annotate
+from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner
+from topobus.values.sandbox import ContainerName, Sandbox
 
 __all__ = ["NodeAsks", "Preference", "StillAtWork", "configured"]
 

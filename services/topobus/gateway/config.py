@@ -7,19 +7,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from topobus.domain.cpu_groups import cut_group
-from topobus.domain.device import Device, driver_name
-from topobus.domain.errors import ConfigError
-from topobus.domain.idset import CpuSet
-from topobus.domain.names import is_dns_label, is_extended_resource_name
-from topobus.domain.silence import SilenceSettings
-from topobus.domain.vendor_profiles import IdProfile, VendorProfile, ids_of_profile, pool_in, profile_in, resource_in_profile
-from topobus.gateway.core.device_metadata import MetadataVersion
-from topobus.gateway.core.edit_limits import EditRights, is_plain_path
-from topobus.gateway.core.multus import with_attributes
-from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
-from topobus.runtime.config import ServiceSettings
+from topobus.engine.health.silence import SilenceSettings
+from topobus.gateway.claims.rules.device_metadata import MetadataVersion
+from topobus.gateway.claims.rules.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
+from topobus.gateway.containers.rules.edit_limits import EditRights, is_plain_path
+from topobus.gateway.device_plugins.rules.multus import with_attributes
+from topobus.process.config import ServiceSettings
 from topobus.sysfs.tree import HardwareSettings
+from topobus.values.cpu_groups import cut_group
+from topobus.values.device import Device, driver_name
+from topobus.values.errors import ConfigError
+from topobus.values.idset import CpuSet
+from topobus.values.names import is_dns_label, is_extended_resource_name
+from topobus.values.vendor_profiles import IdProfile, VendorProfile, ids_of_profile, pool_in, profile_in, resource_in_profile
 
 __all__ = [
     "SHORT_NAME",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.ledger import Holders
-from topobus.domain.request import Owner
+from topobus.values.device_sharing import HeldShare
+from topobus.values.ledger import Holders
+from topobus.values.request import Owner
 
 __all__ = ["HandOuts"]
 

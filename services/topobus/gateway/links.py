@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from topobus.gateway.core.edit_limits import EditRights
+from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.sysfs.driver_files import HOOK_PROGRAM
 
 __all__ = ["groups_of_nodes", "in_memory", "real_paths", "with_own_hook", "with_real_folders"]

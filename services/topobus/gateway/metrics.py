@@ -9,9 +9,9 @@ from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter
 
-from topobus.domain.errors import PeerUnavailable
-from topobus.gateway.dra.claim_key import ClaimFailed
-from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+from topobus.gateway.claims.claim_key import ClaimFailed
+from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["CallMetrics", "ClaimMetrics", "CpusetMetrics"]
 

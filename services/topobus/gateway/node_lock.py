@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from topobus.domain.errors import ConfigError
-from topobus.runtime.logging import get_logger
-from topobus.runtime.readiness import Readiness
+from topobus.process.logging import get_logger
+from topobus.process.readiness import Readiness
+from topobus.values.errors import ConfigError
 
 __all__ = ["NodeLock", "open_node_lock"]
 

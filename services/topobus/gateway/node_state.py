@@ -12,25 +12,25 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import INVENTORY, LEDGER
-from topobus.domain.device import Device, Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.ledger import Holders
-from topobus.domain.names import is_dns_label
-from topobus.domain.request import Owner
-from topobus.domain.silence import unheard
-from topobus.domain.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
+from topobus.bus.bus import Bus, ChangeKind
+from topobus.engine.health.silence import unheard
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER
 from topobus.gateway.broadcast import Broadcast
-from topobus.gateway.core.device_ids import with_kubelet_ids
-from topobus.gateway.core.holdings import with_lingering
-from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.lists import HealthEntry, health_list, holders_of, ledgers_by_class, plugin_lists
-from topobus.gateway.core.replicas import ShareHolders, share_holders
+from topobus.gateway.containers.live_containers import LiveContainers
+from topobus.gateway.device_plugins.rules.device_ids import with_kubelet_ids
+from topobus.gateway.device_plugins.rules.holdings import with_lingering
+from topobus.gateway.device_plugins.rules.list_entry import ListEntry
+from topobus.gateway.device_plugins.rules.lists import HealthEntry, health_list, holders_of, ledgers_by_class, plugin_lists
+from topobus.gateway.device_plugins.rules.replicas import ShareHolders, share_holders
 from topobus.gateway.hand_outs import HandOuts
 from topobus.gateway.key_locks import KeyLocks
-from topobus.gateway.live_containers import LiveContainers
-from topobus.runtime.bus import Bus, ChangeKind
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.device import Device, Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.ledger import Holders
+from topobus.values.names import is_dns_label
+from topobus.values.request import Owner
+from topobus.values.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 
 __all__ = ["Broadcast", "NodeState", "Offer"]
 

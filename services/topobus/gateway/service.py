@@ -14,50 +14,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topobus.contracts.catalogue import PODS, PREPARE
-from topobus.contracts.messages import KubeletRegistrations
+from topobus.bus.liveness import ServiceLiveness
+from topobus.formats.messages.catalogue import PODS, PREPARE
+from topobus.formats.messages.messages import KubeletRegistrations
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
+from topobus.gateway.claims.attachments import NoPodDetails
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.claim_files import ClaimFiles
+from topobus.gateway.claims.claim_forwarder import ClaimForwarder
+from topobus.gateway.claims.claim_metadata import ClaimMetadata
+from topobus.gateway.claims.claim_reading import ClaimReader, stored_claims, without_claims
+from topobus.gateway.claims.claim_reports import ClaimReports, NoClaimReports
+from topobus.gateway.claims.claims import ClaimPreparer
+from topobus.gateway.claims.dra_plugin import DraDriver
+from topobus.gateway.claims.forgotten_claims import ForgottenClaims
+from topobus.gateway.claims.ledger_release import LedgerRelease
+from topobus.gateway.claims.pinning import NoPinning, Pinning
+from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.objects import Cluster, ClusterClaims
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
 from topobus.gateway.config import GatewaySettings, check, owned_cpus
-from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
-from topobus.gateway.dra.attachments import NoPodDetails
-from topobus.gateway.dra.checkpoint import Checkpoint
-from topobus.gateway.dra.claim_files import ClaimFiles
-from topobus.gateway.dra.claim_forwarder import ClaimForwarder
-from topobus.gateway.dra.claim_metadata import ClaimMetadata
-from topobus.gateway.dra.claim_reading import ClaimReader, stored_claims, without_claims
-from topobus.gateway.dra.claim_reports import ClaimReports, NoClaimReports
-from topobus.gateway.dra.claims import ClaimPreparer
-from topobus.gateway.dra.dra_plugin import DraDriver
-from topobus.gateway.dra.forgotten_claims import ForgottenClaims
-from topobus.gateway.dra.ledger_release import LedgerRelease
-from topobus.gateway.dra.pinning import NoPinning, Pinning
-from topobus.gateway.dra.sandbox_attachments import SandboxAttachments
-from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
-from topobus.gateway.kubelet.allocation_record import AllocationRecord
-from topobus.gateway.kubelet.feature_file import FeatureFile
-from topobus.gateway.kubelet.plugin_set import DevicePlugins
-from topobus.gateway.kubelet.registration import KUBELET_SOCKET, socket_pattern
-from topobus.gateway.kubelet.sockets import FolderWatch, identity, remove_stale
+from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, EditRights, rights_of
+from topobus.gateway.device_plugins.allocation_record import AllocationRecord
+from topobus.gateway.device_plugins.feature_file import FeatureFile
+from topobus.gateway.device_plugins.foreign_plugins import ForeignPlugins
+from topobus.gateway.device_plugins.plugin_set import DevicePlugins
+from topobus.gateway.device_plugins.registration import KUBELET_SOCKET, socket_pattern
+from topobus.gateway.device_plugins.sockets import FolderWatch, identity, remove_stale
 from topobus.gateway.metrics import CallMetrics, ClaimMetrics, CpusetMetrics
 from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.gateway.reconcile.reconciliation import Reconciler
 from topobus.gateway.reconcile.user_naming import UserNaming
-from topobus.runtime.liveness import ServiceLiveness
-from topobus.runtime.logging import get_logger
-from topobus.runtime.packages import needing_extra
-from topobus.runtime.service import Runtime
+from topobus.process.logging import get_logger
+from topobus.process.packages import needing_extra
+from topobus.process.service import Runtime
 from topobus.sysfs.tree import Tree
 
 if TYPE_CHECKING:
     from topobus.gateway.cluster.served_by_claims import ServedByClaims
-    from topobus.gateway.runtime.runtime_events import RuntimeDoor
+    from topobus.gateway.containers.runtime_events import RuntimeDoor
 
 __all__ = ["serve"]
 
@@ -275,7 +275,7 @@ class _Gateway:
         """Make the plugin of the container runtime; None where nothing needs one: such a gateway does without the runtime's messages."""
         if not self._settings.runtime.socket:
             return None
-        from topobus.gateway.runtime.runtime_events import RuntimeDoor
+        from topobus.gateway.containers.runtime_events import RuntimeDoor
 
         # Ready all the same: device plugins and claims of other classes need no door of the runtime's.
         door = RuntimeDoor.of(

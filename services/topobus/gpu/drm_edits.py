@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from topobus.devicekit.edits_text import gone, own_variable, unusable
 from topobus.devicekit.pci import function_role
-from topobus.domain.device import Device, DeviceRole
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.sysfs.drm import DrmNodes, function_drm_nodes
 from topobus.sysfs.nodes import device_node, node_groups
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device, DeviceRole
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["by_path_nodes", "drm_edits", "groups_of", "node_edits", "parent_edits"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from topobus.devicekit.pci import pci_device_name
-from topobus.domain.device import Link, LinkClass
-from topobus.domain.pci import PciAddress
-from topobus.gpu.plugins.nvml import NvmlGpu
+from topobus.gpu.nvml.nvml import NvmlGpu
+from topobus.values.device import Link, LinkClass
+from topobus.values.pci import PciAddress
 
 __all__ = ["links_of"]
 

@@ -18,13 +18,13 @@ from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import OwnerKind
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.processes import GpuProcess, end_process, own_processes
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import OwnerKind
 
 __all__ = ["ChecksLeftovers", "GpuUse", "Leftovers", "Timer"]
 

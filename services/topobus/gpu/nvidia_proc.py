@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.pci import PciAddress
 
 __all__ = ["PROC", "driver_version", "information", "information_if_readable", "information_path"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from topobus.domain.errors import HardwareError
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
 
 __all__ = ["GpuProcess", "Holders", "end_process", "holders_of", "own_processes", "pod_of", "process_of"]
 

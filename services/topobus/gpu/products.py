@@ -7,7 +7,7 @@ from importlib import resources
 
 from msgspec import Struct
 
-from topobus.domain.machine import PciDevice
+from topobus.values.machine import PciDevice
 
 __all__ = ["Product", "ProductTable"]
 

@@ -8,9 +8,9 @@ Documentation/ABI/testing/sysfs-driver-intel-xe-ras (`gpu_health`, since Linux 7
 from __future__ import annotations
 
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
 
 __all__ = ["health_indicator_sign", "ras_sign", "survivability_sign", "temperature_sign"]
 

@@ -6,14 +6,14 @@ import asyncio
 from typing import Protocol, runtime_checkable
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.host import serve_devices
-from topobus.devicekit.pool_assignment import check_pools
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.shared_devices import check_sharing_settings
+from topobus.devicekit.sharing.shared_devices import check_sharing_settings
+from topobus.engine.health.pool_assignment import check_pools
 from topobus.gpu.config import GpuSettings, LeftoverSettings
 from topobus.gpu.mps.claims import MpsSharing
 from topobus.gpu.mps.watch import watch_daemons
-from topobus.runtime.service import Runtime
+from topobus.process.service import Runtime
 
 __all__ = ["check", "serve"]
 

@@ -17,13 +17,13 @@ from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason, Refusal
+from topobus.formats.kubernetes.classic.classic_parameters import TIME_SLICES, TIME_SLICING, Sharing
 from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, find_driver_files
 from topobus.gpu.driver_root.host_files import HostFiles
-from topobus.kubernetes.api.classic_parameters import TIME_SLICES, TIME_SLICING, Sharing
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["STEP", "TimeSlicePlan", "TimeSlices", "slice_of"]
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from topobus.devicekit.pci import pci_folder
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
 from topobus.sysfs.uevent import Uevent, UeventsUnavailable, open_uevents
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.pci import PciAddress
 
 __all__ = ["PendingEvents", "WedgeEvents"]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topobus.devicekit.pci import awaits_driver, is_passthrough_driver, pci_folder
-from topobus.domain.pci import PciAddress
 from topobus.nic.netlink.vf_count import functions_in_use
 from topobus.sysfs.net import default_route_interfaces, function_interfaces
 from topobus.sysfs.netdevs import addressed_interfaces
 from topobus.sysfs.tree import Tree
+from topobus.values.pci import PciAddress
 
 __all__ = ["function_users", "host_uses", "lacks_interface"]
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from topobus.runtime.packages import needing_extra
-from topobus.runtime.probe import answer_probe
+from topobus.process.packages import needing_extra
+from topobus.process.probe import answer_probe
 
 __all__ = ["main"]
 
@@ -14,7 +14,7 @@ def main() -> None:
     with needing_extra("nic"):
         from topobus.nic.config import NicSettings
         from topobus.nic.service import check, serve
-        from topobus.runtime.service import run
+        from topobus.process.service import run
     sys.exit(run("nic", NicSettings, serve, check=check, parts=("machine", "inventory")))
 
 

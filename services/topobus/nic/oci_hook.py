@@ -16,18 +16,18 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.contracts.codec import decode, encode
-from topobus.devicekit import durable_file
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.domain.errors import ContractError, HardwareError
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface
-from topobus.nic.interface_fields import is_interface_name
-from topobus.nic.interface_reading import read_interface_config
+from topobus.devicekit.journal import durable_file
+from topobus.formats.messages.codec import decode, encode
+from topobus.nic.interfaces.rules.interface_fields import is_interface_name
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config
 from topobus.nic.netlink.hand_over import check_hand_over, hand_over
 from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespace
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import TakenBack, take_back
+from topobus.values.errors import ContractError, HardwareError
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["FOLDER", "ContainerState", "attach", "detach", "read_state"]
 

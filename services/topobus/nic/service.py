@@ -6,19 +6,19 @@ import asyncio
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from topobus.devicekit.device_holders import DeviceHolders
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.host import serve_devices
-from topobus.devicekit.pool_assignment import check_pools
+from topobus.devicekit.host.device_holders import DeviceHolders
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.shared_devices import check_sharing_settings
+from topobus.devicekit.sharing.shared_devices import check_sharing_settings
+from topobus.engine.health.pool_assignment import check_pools
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.config import InterfaceSettings, NicSettings
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.netlink.places import Places
 from topobus.nic.virtual_functions import check_virtual_functions, keep_virtual_functions
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.sysfs.filesystem import is_kernels
 
 __all__ = ["check", "serve"]

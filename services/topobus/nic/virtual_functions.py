@@ -10,16 +10,16 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from topobus.devicekit.device_holders import DeviceHolders
+from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.pci import pci_device_name
 from topobus.devicekit.settings import FunctionRule
-from topobus.domain.device import Device
-from topobus.domain.errors import ConfigError
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
 from topobus.nic.config import VirtualFunctions
 from topobus.nic.netlink.vf_count import set_vf_count
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.device import Device
+from topobus.values.errors import ConfigError
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["check_virtual_functions", "devices_of_function", "keep_virtual_functions"]
 

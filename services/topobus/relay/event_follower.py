@@ -9,16 +9,16 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
-from topobus.contracts.nouns import Event
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.relay.core.positions import advanced, first_unsaid
+from topobus.bus.connection.reply_inbox import new_token
+from topobus.bus.failures import AmbiguousWrite
+from topobus.bus.streams.uplink import Acknowledged, Delivery, HubRefused, Mark, Uplink, event_parts
+from topobus.formats.messages.nouns import Event
+from topobus.process.backoff import full_jitter
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.relay.hub_link import HubLink
-from topobus.runtime.backoff import full_jitter
-from topobus.runtime.failures import AmbiguousWrite
-from topobus.runtime.logging import get_logger
-from topobus.runtime.reply_inbox import new_token
-from topobus.runtime.service import Runtime
-from topobus.runtime.uplink import Acknowledged, Delivery, HubRefused, Mark, Uplink, event_parts
+from topobus.relay.rules.positions import advanced, first_unsaid
+from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["EventFollower"]
 

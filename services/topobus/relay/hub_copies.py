@@ -10,18 +10,18 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import RELAY
-from topobus.contracts.codec import decode, encode
-from topobus.contracts.nouns import State
-from topobus.contracts.relay_messages import NodeRelay
-from topobus.domain.errors import ContractError
-from topobus.relay.core.copies import Copy, Step, digest_of, next_step
-from topobus.relay.core.positions import with_key, without_key
+from topobus.bus.failures import AmbiguousWrite
+from topobus.bus.streams.uplink import Acknowledged, HubEntry, HubRefused, Uplink
+from topobus.formats.messages.catalogue import RELAY
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.nouns import State
+from topobus.formats.messages.relay_messages import NodeRelay
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.relay.hub_link import HubLink
-from topobus.runtime.failures import AmbiguousWrite
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
-from topobus.runtime.uplink import Acknowledged, HubEntry, HubRefused, Uplink
+from topobus.relay.rules.copies import Copy, Step, digest_of, next_step
+from topobus.relay.rules.positions import with_key, without_key
+from topobus.values.errors import ContractError
 
 __all__ = ["HubCopies", "Key"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from topobus.contracts.relay_messages import NodeRelay
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.timestamps import rfc3339
+from topobus.formats.messages.relay_messages import NodeRelay
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.relay.metrics import JOINED, JOINS, LOST_EVENTS, SAID, WAITING
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.values.errors import PeerUnavailable
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["HubLink"]
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from topobus.runtime.packages import needing_extra
-from topobus.runtime.probe import answer_probe
+from topobus.process.packages import needing_extra
+from topobus.process.probe import answer_probe
 
 __all__ = ["main"]
 
@@ -12,9 +12,9 @@ def main() -> None:
     """Run the relay; the exit code is the process's."""
     answer_probe("relay")
     with needing_extra("relay"):
+        from topobus.process.service import run
         from topobus.relay.config import RelaySettings
         from topobus.relay.service import serve
-        from topobus.runtime.service import run
     sys.exit(run("relay", RelaySettings, serve, parts=("hub",)))
 
 

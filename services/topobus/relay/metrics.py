@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor
+from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor
 
 __all__ = ["JOINED", "JOINS", "LOST_EVENTS", "SAID", "WAITING"]
 

@@ -1,6 +1,6 @@
 """Says to the hub what this node's own server stores: the states as they are now, and every event once.
 
-Flows in: the node's streams, read as they are (`runtime.uplink`). Flows out: the hub's copies (`hub_copies`), the events (`event_follower`), and a note at the hub of how far
+Flows in: the node's streams, read as they are (`bus.streams.uplink`). Flows out: the hub's copies (`hub_copies`), the events (`event_follower`), and a note at the hub of how far
 they are. After a cut, a restart of this process, of the node's server or of the hub, also of a hub with an older or an empty store, it asks what the hub has before it
 writes anything. Source: docs/adr/0030.
 """
@@ -15,23 +15,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from topobus.contracts.catalogue import LINK, RELAY
-from topobus.contracts.nats_shapes import OLDEST_LEAF
-from topobus.contracts.nouns import Event, State
-from topobus.contracts.relay_messages import LinkRequest, NodeRelay
-from topobus.contracts.up_subjects import up_nouns
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
+from topobus.bus.connection.reply_inbox import new_token
+from topobus.bus.failures import AmbiguousWrite
+from topobus.bus.server_config.nats_shapes import OLDEST_LEAF
+from topobus.bus.server_config.up_subjects import up_nouns
+from topobus.bus.streams.uplink import Delivery, Mark, Uplink, event_parts, state_change, written_by
+from topobus.formats.messages.catalogue import LINK, RELAY
+from topobus.formats.messages.nouns import Event, State
+from topobus.formats.messages.relay_messages import LinkRequest, NodeRelay
+from topobus.process.backoff import full_jitter
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.relay.config import RelaySettings
-from topobus.relay.core.positions import is_kept, without_position
 from topobus.relay.event_follower import EventFollower
 from topobus.relay.hub_copies import HubCopies
 from topobus.relay.hub_link import HubLink
-from topobus.runtime.backoff import full_jitter
-from topobus.runtime.failures import AmbiguousWrite
-from topobus.runtime.logging import get_logger
-from topobus.runtime.reply_inbox import new_token
-from topobus.runtime.service import Runtime
-from topobus.runtime.uplink import Delivery, Mark, Uplink, event_parts, state_change, written_by
+from topobus.relay.rules.positions import is_kept, without_position
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
 __all__ = ["serve", "serve_node"]
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 
-from topobus.contracts.catalogue import DECISION, HINTS
-from topobus.contracts.messages import DecisionEvent
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.outcome import Refusal
-from topobus.domain.transitions import unannounced
-from topobus.runtime.bus import Bus
-from topobus.runtime.logging import get_logger
-from topobus.topology.core.decisions import event_of
-from topobus.topology.core.given_hints import given_hints
+from topobus.bus.bus import Bus
+from topobus.engine.ledger.decision_events import event_of
+from topobus.engine.ledger.given_hints import given_hints
+from topobus.engine.ledger.transitions import unannounced
+from topobus.formats.messages.catalogue import DECISION, HINTS
+from topobus.formats.messages.messages import DecisionEvent
+from topobus.process.logging import get_logger
 from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.outcome import Refusal
 
 __all__ = ["Announcer"]
 

@@ -6,8 +6,25 @@ import asyncio
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import HINT
-from topobus.contracts.messages import (
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.node_view import CPU_CLASS, with_devices
+from topobus.engine.alignment.planning.placement import place, prefer
+from topobus.engine.alignment.planning.resource_pools import class_of_resource, named_by_class
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.adoptions import adopted_cpus, read_adoption
+from topobus.engine.ledger.decision_events import decision_id, request_of_devices
+from topobus.engine.ledger.transitions import Step
+from topobus.engine.ledger.write_limits import (
+    complaint_of_devices,
+    complaint_of_memory,
+    complaint_of_operation,
+    complaint_of_owner,
+    complaint_of_pod,
+    complaint_of_pods,
+    complaint_of_shares,
+)
+from topobus.formats.messages.catalogue import HINT
+from topobus.formats.messages.messages import (
     Adopted,
     AdoptReply,
     AdoptRequest,
@@ -22,37 +39,20 @@ from topobus.contracts.messages import (
     ReleaseReply,
     ReleaseRequest,
 )
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import CPU_CLASS, with_devices
-from topobus.domain.alignment.planning.placement import place, prefer
-from topobus.domain.alignment.planning.resource_pools import class_of_resource, named_by_class
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
-from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.domain.pools import resource_split
-from topobus.domain.request import Owner, OwnerKind, PodRequest
-from topobus.domain.timestamps import rfc3339
-from topobus.domain.transitions import Step
-from topobus.domain.view import NodeView
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
 from topobus.topology.announcer import Announcer
-from topobus.topology.core.adoptions import adopted_cpus, read_adoption
-from topobus.topology.core.decisions import decision_id, request_of_devices
-from topobus.topology.core.limits import (
-    complaint_of_devices,
-    complaint_of_memory,
-    complaint_of_operation,
-    complaint_of_owner,
-    complaint_of_pod,
-    complaint_of_pods,
-    complaint_of_shares,
-)
 from topobus.topology.ledger_store import Decide, LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.idset import NodeSet
+from topobus.values.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.pools import resource_split
+from topobus.values.request import Owner, OwnerKind, PodRequest
+from topobus.values.timestamps import rfc3339
+from topobus.values.view import NodeView
 
 __all__ = ["AskHandlers"]
 

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-from topobus.domain.alignment.cpus.cpu_assignment import contradiction
-from topobus.domain.idset import CpuSet
-from topobus.domain.request import Policy, Scope
-from topobus.domain.silence import SilenceSettings
-from topobus.domain.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
-from topobus.runtime.config import ServiceSettings
+from topobus.engine.alignment.cpus.cpu_assignment import contradiction
+from topobus.engine.health.silence import SilenceSettings
+from topobus.process.config import ServiceSettings
+from topobus.values.idset import CpuSet
+from topobus.values.request import Policy, Scope
+from topobus.values.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
 
 __all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "MemorySettings", "ReservationSettings", "TopologySettings"]
 

@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topobus.contracts.catalogue import PERFORM
-from topobus.contracts.messages import OUTCOME
-from topobus.contracts.operation_messages import Operated, OperateReply, OperateRequest, PerformRequest
-from topobus.domain import transitions
-from topobus.domain.device import Inventory
-from topobus.domain.errors import ContractError
-from topobus.domain.ledger import Ledger, OperationRecord, PendingDecision
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.timestamps import rfc3339
-from topobus.domain.transitions import Step
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.bus.bus import Bus
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.decision_events import decision_id
+from topobus.engine.ledger.operation_faults import complaint_of_operation_text, fault_of_operation
+from topobus.engine.ledger.transitions import Step
+from topobus.engine.ledger.write_limits import complaint_of_devices, complaint_of_operation
+from topobus.formats.messages.catalogue import PERFORM
+from topobus.formats.messages.messages import OUTCOME
+from topobus.formats.messages.operation_messages import Operated, OperateReply, OperateRequest, PerformRequest
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
 from topobus.topology.announcer import Announcer
-from topobus.topology.core.decisions import decision_id
-from topobus.topology.core.limits import complaint_of_devices, complaint_of_operation
-from topobus.topology.core.operation_faults import complaint_of_operation_text, fault_of_operation
 from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.node_inputs import NodeInputs
+from topobus.values.device import Inventory
+from topobus.values.errors import ContractError
+from topobus.values.ledger import Ledger, OperationRecord, PendingDecision
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["DeviceOperations", "operator_of"]
 

@@ -17,21 +17,21 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import LEDGER
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.transitions import Step, announce, shed
-from topobus.runtime.bus import Bus, Entry
-from topobus.runtime.clock import until_tick
-from topobus.runtime.failures import AmbiguousWrite
-from topobus.runtime.heartbeat import Heartbeat
-from topobus.runtime.logging import get_logger
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.state import Conflict, Written
-from topobus.runtime.tracing import annotate, span
-from topobus.topology.core.held_counts import next_counts
-from topobus.topology.core.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
+from topobus.bus.bus import Bus, Entry
+from topobus.bus.failures import AmbiguousWrite
+from topobus.bus.streams.state import Conflict, Written
+from topobus.engine.ledger.held_counts import next_counts
+from topobus.engine.ledger.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
+from topobus.engine.ledger.transitions import Step, announce, shed
+from topobus.formats.messages.catalogue import LEDGER
+from topobus.process.clock import until_tick
+from topobus.process.heartbeat import Heartbeat
+from topobus.process.logging import get_logger
+from topobus.process.readiness import Readiness
+from topobus.process.tracing import annotate, span
 from topobus.topology.metrics import TopologyMetrics
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.ledger import Ledger
 
 __all__ = ["Decide", "LedgerStore"]
 

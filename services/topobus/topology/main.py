@@ -2,8 +2,8 @@
 
 import sys
 
-from topobus.runtime.packages import needing_extra
-from topobus.runtime.probe import answer_probe
+from topobus.process.packages import needing_extra
+from topobus.process.probe import answer_probe
 
 __all__ = ["main"]
 
@@ -12,7 +12,7 @@ def main() -> None:
     """Run the topology service; the exit code is the process's."""
     answer_probe("topology")
     with needing_extra("topology"):
-        from topobus.runtime.service import run
+        from topobus.process.service import run
         from topobus.topology.config import TopologySettings
         from topobus.topology.service import serve
     sys.exit(run("topology", TopologySettings, serve, parts=("machine", "inventories", "ledger")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from topobus.runtime.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
+from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 
 __all__ = ["TopologyMetrics"]
 

@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
 
-from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.domain.alignment.planning.node_view import node_view, with_ledger
-from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.maintenance import Maintenance
-from topobus.domain.strays import stray_devices, without_strays
-from topobus.domain.view import AlignmentOptions, NodeView
-from topobus.runtime.bus import Bus
-from topobus.runtime.logging import get_logger
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.state import Change, ChangeKind
+from topobus.bus.bus import Bus
+from topobus.bus.streams.state import Change, ChangeKind
+from topobus.engine.alignment.planning.node_view import node_view, with_ledger
+from topobus.engine.health.strays import stray_devices, without_strays
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.process.logging import get_logger
+from topobus.process.readiness import Readiness
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
+from topobus.values.maintenance import Maintenance
+from topobus.values.view import AlignmentOptions, NodeView
 
 __all__ = ["NodeInputs"]
 

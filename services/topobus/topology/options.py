@@ -12,13 +12,13 @@ from contextlib import aclosing
 
 from msgspec import structs
 
-from topobus.contracts.catalogue import ALIGNMENT
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.bus import AmbiguousWrite, Bus, Written
-from topobus.runtime.clock import Clock, SystemClock, until_tick
-from topobus.runtime.logging import get_logger
-from topobus.runtime.state import ChangeKind
+from topobus.bus.bus import AmbiguousWrite, Bus, Written
+from topobus.bus.streams.state import ChangeKind
+from topobus.formats.messages.catalogue import ALIGNMENT
+from topobus.process.clock import Clock, SystemClock, until_tick
+from topobus.process.logging import get_logger
+from topobus.values.errors import PeerUnavailable
+from topobus.values.view import NodeAlignment
 
 __all__ = ["SAID_EVERY_S", "AlignmentPublisher"]
 

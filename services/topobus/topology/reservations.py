@@ -6,17 +6,17 @@ release is an ordinary one whose operation id comes from the reservation's decis
 
 from __future__ import annotations
 
-from topobus.domain import transitions
-from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
-from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord, PendingDecision
-from topobus.domain.outcome import Refusal
-from topobus.domain.timestamps import rfc3339
-from topobus.domain.transitions import Step
-from topobus.runtime.clock import Clock, until_tick
-from topobus.runtime.logging import get_logger
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.decision_events import decision_id
+from topobus.engine.ledger.transitions import Step
+from topobus.process.clock import Clock, until_tick
+from topobus.process.logging import get_logger
 from topobus.topology.announcer import Announcer
-from topobus.topology.core.decisions import decision_id
 from topobus.topology.ledger_store import LedgerStore
+from topobus.values.errors import ContractError, InvariantError, PeerUnavailable
+from topobus.values.ledger import Allocation, AllocationPhase, Ledger, OperationRecord, PendingDecision
+from topobus.values.outcome import Refusal
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["Reservations"]
 

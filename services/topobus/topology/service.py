@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from topobus.contracts.catalogue import ADOPT, COMMIT, HINT, OPERATE, PLACE, PREFER, RELEASE
-from topobus.domain.idset import CpuSet
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.liveness import ServiceLiveness
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.bus.liveness import ServiceLiveness
+from topobus.formats.messages.catalogue import ADOPT, COMMIT, HINT, OPERATE, PLACE, PREFER, RELEASE
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.config import TopologySettings
@@ -19,6 +17,8 @@ from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.options import AlignmentPublisher
 from topobus.topology.reservations import Reservations
+from topobus.values.idset import CpuSet
+from topobus.values.view import NodeAlignment
 
 __all__ = ["serve"]
 

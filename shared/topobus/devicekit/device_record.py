@@ -13,9 +13,9 @@ from typing import Any, Union
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.errors import InvariantError
-from topobus.domain.request import Owner
-from topobus.domain.sandbox import Sandbox
+from topobus.values.errors import InvariantError
+from topobus.values.request import Owner
+from topobus.values.sandbox import Sandbox
 
 __all__ = ["DeviceRecord", "Json", "RecordState", "Step"]
 

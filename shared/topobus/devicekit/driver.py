@@ -13,16 +13,16 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord, RecordState, Step
-from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device, KeptFunction
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.health import Observation
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
 from topobus.sysfs.tree import Tree
+from topobus.values.counters import CounterSet
+from topobus.values.device import Device, KeptFunction
+from topobus.values.edits import ContainerEdits
+from topobus.values.health import Observation
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner
 
 __all__ = [
     "CountingDriver",

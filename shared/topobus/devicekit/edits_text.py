@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import function_role, pci_folder, why_not_offered
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["gone", "is_offered", "own_variable", "unreadable", "unusable"]
 

@@ -12,11 +12,11 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 from topobus.devicekit.device_record import DeviceRecord, Json, Step
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface, ContainerName, Sandbox
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface, ContainerName, Sandbox
 
 __all__ = [
     "AdjustingDriver",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topobus.domain.device import DeviceRole, KeptFunction
-from topobus.domain.pci import PciAddress
+from topobus.values.device import DeviceRole, KeptFunction
+from topobus.values.pci import PciAddress
 
 __all__ = ["LeftOut"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from topobus.domain.device import AttributeValue, Device, DeviceRole, Link
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.names import to_dns_label
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.device import AttributeValue, Device, DeviceRole, Link
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.names import to_dns_label
+from topobus.values.pci import PciAddress
 
 __all__ = [
     "PCI_DEVICES",
@@ -45,7 +45,7 @@ _CORRECTED_STORM = 100
 def pci_folder(address: PciAddress) -> str:
     """Give the folder of a PCI function, relative to the tree's root; whether it is there is for the tree to tell.
 
-    >>> from topobus.domain.pci import PciAddress
+    >>> from topobus.values.pci import PciAddress
     >>> pci_folder(PciAddress.parse("0000:3b:00.0"))
     'sys/bus/pci/devices/0000:3b:00.0'
     """

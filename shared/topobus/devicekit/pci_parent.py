@@ -13,10 +13,10 @@ from msgspec import structs
 
 from topobus.devicekit.edits_text import unreadable
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_folder
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Observation
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.health import Observation
+from topobus.values.pci import PciAddress
 
 __all__ = ["ParentHealth", "physical_function"]
 

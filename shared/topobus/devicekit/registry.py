@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
-from topobus.contracts.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.settings import DriverSettings
-from topobus.domain.errors import ConfigError
-from topobus.domain.names import is_dns_label
+from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
+from topobus.values.errors import ConfigError
+from topobus.values.names import is_dns_label
 
 __all__ = ["GROUP", "DriverRegistry", "IgnoredDriver", "SkippedPlugin", "load_drivers", "unserved_drivers"]
 

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from topobus.devicekit.health import HealthSettings
 from topobus.devicekit.pci import is_vfio
-from topobus.devicekit.shared_devices import SharedPool
-from topobus.domain.pools import Condition, Pool
-from topobus.runtime.config import ServiceSettings
+from topobus.devicekit.sharing.shared_devices import SharedPool
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.process.config import ServiceSettings
 from topobus.sysfs.tree import HardwareSettings
+from topobus.values.pools import Condition, Pool
 
 __all__ = [
     "CleaningSettings",

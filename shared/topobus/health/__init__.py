@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from topobus.contracts.catalogue import HEALTH
-from topobus.contracts.messages import HealthEvent
-from topobus.runtime.bus import Bus, Start
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.logging import get_logger
+from topobus.bus.bus import Bus, Start
+from topobus.formats.messages.catalogue import HEALTH
+from topobus.formats.messages.messages import HealthEvent
+from topobus.process.config import NatsSettings
+from topobus.process.logging import get_logger
 
 __all__ = ["HealthEvent", "follow"]
 

@@ -20,8 +20,8 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.core.exceptions import ConfigError as KubeConfigError
 from msgspec import Struct
 
-from topobus.domain.errors import ConfigError
-from topobus.runtime.tls_trust import as_other_clients
+from topobus.bus.login.tls_trust import as_other_clients
+from topobus.values.errors import ConfigError
 
 __all__ = ["SERVICE_ACCOUNT", "Access", "AccessSettings", "KubeConfigError"]
 

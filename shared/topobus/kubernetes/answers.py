@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.domain.errors import PeerUnavailable
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["CONFLICT", "GONE", "INVALID", "NOT_FOUND", "HistoryLost", "NotServed", "Plain", "Rejected"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
-from topobus.domain.errors import PeerUnavailable
 from topobus.kubernetes.answers import GONE, NOT_FOUND, HistoryLost, NotServed, Plain, Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
 from topobus.kubernetes.reading import Kind, Page, WatchEvent, WatchEventKind
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ApiReader"]
 

@@ -16,10 +16,10 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.kubernetes.access import Access, AccessSettings, KubeConfigError
 from topobus.kubernetes.answers import GONE, NOT_FOUND, HistoryLost, NotServed, Plain, Rejected
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
 __all__ = ["BACKOFF_LIMIT_S", "KubernetesClient", "object_path"]
 

@@ -13,14 +13,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
-from topobus.domain.errors import PeerUnavailable
+from topobus.formats.kubernetes.objects import ObjectKey
 from topobus.kubernetes.answers import HistoryLost, Plain
-from topobus.kubernetes.api.objects import ObjectKey
 from topobus.kubernetes.object_feed import ObjectFeed
 from topobus.kubernetes.reading import Kind, ReadApi, WatchEventKind
-from topobus.runtime.backoff import full_jitter
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.process.backoff import full_jitter
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Informer", "Key", "Sink"]
 

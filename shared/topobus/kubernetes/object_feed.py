@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.objects import ObjectKey
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.formats.kubernetes.objects import ObjectKey
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import ContractError
 
 __all__ = ["ObjectFeed"]
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from topobus.devicekit.cdi import parse
-from topobus.domain.edits import Mount
-from topobus.domain.idset import CpuSet
+from topobus.formats.containers.cdi import parse
 from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 from topobus.runtimepb.ttrpc.v1 import api_pb2 as ttrpc
+from topobus.values.edits import Mount
+from topobus.values.idset import CpuSet
 
 __all__ = ["MadeContainer", "NotStarted", "NotStopped", "Refused", "SimulatedRuntime"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from topobus.domain.errors import ConfigError
 from topobus.simulation.nats_server import find_nats_server
 from topobus.simulation.packaged_nats import find_packaged_server
+from topobus.values.errors import ConfigError
 
 __all__ = ["IMAGE_VARIABLE", "NatsProgram", "provide_nats_server"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from topobus.domain.errors import ConfigError
+from topobus.values.errors import ConfigError
 
 __all__ = ["NatsServer", "find_nats_server", "free_port"]
 

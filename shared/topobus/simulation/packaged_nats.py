@@ -11,7 +11,7 @@ import hashlib
 from importlib import metadata
 from pathlib import Path
 
-from topobus.domain.errors import ConfigError
+from topobus.values.errors import ConfigError
 
 __all__ = ["DISTRIBUTION", "VERSION", "find_packaged_server"]
 

@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu, L3Cache
 from topobus.sysfs.idsets import read_cpu_list, read_cpus
 from topobus.sysfs.nest import Nest
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Cpu, L3Cache
 
 __all__ = ["CPU_FOLDER", "CpuFacts", "read_cpu_facts"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.pci import PciAddress
 
 __all__ = ["DrmNodes", "folder_drm_nodes", "function_drm_nodes"]
 

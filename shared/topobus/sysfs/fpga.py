@@ -11,9 +11,9 @@ import re
 
 from msgspec import Struct
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.pci import PciAddress
 
 __all__ = ["DflCard", "DflPort", "ErrorRegister", "dfl_regions", "read_dfl_card"]
 

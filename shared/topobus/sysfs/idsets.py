@@ -5,9 +5,9 @@ Old kernels offer masks only, Topobus' own recorded machines lists as well; wher
 
 from __future__ import annotations
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.idset import CpuSet, NodeSet
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.idset import CpuSet, NodeSet
 
 __all__ = ["parse_mask", "read_cpu_list", "read_cpus", "read_node_list"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import function_interfaces
 from topobus.sysfs.netdevs import innermost_function
 from topobus.sysfs.tree import Tree
+from topobus.values.pci import PciAddress
 
 __all__ = ["DISKS", "disk_function", "read_kernel_names"]
 

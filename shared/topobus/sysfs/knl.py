@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from topobus.domain.idset import CpuSet
 from topobus.sysfs.tree import Tree
+from topobus.values.idset import CpuSet
 
 __all__ = ["is_knl", "knl_caches"]
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from topobus.domain.idset import CpuSet, IdSet, NodeSet
 from topobus.sysfs.tree import Tree
+from topobus.values.idset import CpuSet, IdSet, NodeSet
 
 __all__ = ["Limits", "read_limits"]
 

@@ -11,14 +11,14 @@ import re
 
 from msgspec.structs import replace
 
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine, PciDevice
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.cpus import read_cpu_facts
 from topobus.sysfs.limits import Limits, read_limits
 from topobus.sysfs.numa import read_node_cpus, read_numa_facts
 from topobus.sysfs.pci import read_pci_devices
 from topobus.sysfs.tree import Tree
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine, PciDevice
 
 __all__ = ["read_machine"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.machine import HugepagePool
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.machine import HugepagePool
 
 __all__ = ["read_hugepages", "read_memory"]
 

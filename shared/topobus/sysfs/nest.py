@@ -5,7 +5,7 @@ Firmware that reports otherwise contradicts itself; the set that came first is k
 
 from __future__ import annotations
 
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 
 __all__ = ["Nest"]
 

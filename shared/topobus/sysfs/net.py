@@ -11,8 +11,8 @@ import re
 
 from msgspec import Struct, structs
 
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
+from topobus.values.pci import PciAddress
 
 __all__ = [
     "FunctionPorts",

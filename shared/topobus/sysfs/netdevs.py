@@ -10,9 +10,9 @@ import re
 
 from msgspec import Struct
 
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import NetInterface, read_interface, read_node_file
 from topobus.sysfs.tree import Tree
+from topobus.values.pci import PciAddress
 
 __all__ = ["NetDevice", "addressed_interfaces", "innermost_function", "interface_path", "list_net_devices", "read_net_device"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable
 
-from topobus.domain.edits import DeviceNode
 from topobus.sysfs.tree import Tree
+from topobus.values.edits import DeviceNode
 
 __all__ = ["device_node", "node_groups"]
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import NumaNode
 from topobus.sysfs.idsets import read_cpus, read_node_list
 from topobus.sysfs.knl import is_knl, knl_caches
 from topobus.sysfs.memory import read_hugepages, read_memory
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import NumaNode
 
 __all__ = ["NODE_FOLDER", "NumaFacts", "read_node_cpus", "read_numa_facts"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import PciDevice, PciLink
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.idsets import read_cpus
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.idset import CpuSet
+from topobus.values.machine import PciDevice, PciLink
+from topobus.values.pci import PciAddress
 
 __all__ = ["PCI_FOLDER", "read_pci_devices"]
 

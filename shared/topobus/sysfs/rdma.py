@@ -10,9 +10,9 @@ import re
 
 from msgspec import Struct, structs
 
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import function_path
 from topobus.sysfs.tree import Tree
+from topobus.values.pci import PciAddress
 
 __all__ = ["RdmaDevice", "RdmaPort", "function_rdma_devices", "function_rdma_ports"]
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topobus.domain.errors import HardwareError
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.kernel_names import DISKS, disk_function
 from topobus.sysfs.regular_file import open_regular
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
 
 __all__ = ["Recording", "record"]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.nest import Nest
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Cpu, Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
 
 __all__ = ["machine_report"]
 

@@ -14,11 +14,11 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
-from topobus.domain.errors import HardwareError
 from topobus.sysfs.answers import OpenFiles, StampedAnswers
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.filesystem import is_kernels
 from topobus.sysfs.regular_file import inside_root, open_regular, read_all, read_regular
+from topobus.values.errors import HardwareError
 
 __all__ = ["HardwareSettings", "Tree", "natural_key"]
 

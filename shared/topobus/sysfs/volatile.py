@@ -12,13 +12,13 @@ import re
 
 from msgspec import Struct
 
-from topobus.domain.errors import HardwareError
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.cpus import CPU_FOLDER
 from topobus.sysfs.limits import Limits, read_limits
 from topobus.sysfs.numa import NODE_FOLDER
 from topobus.sysfs.pci import PCI_FOLDER
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
 
 __all__ = ["VolatileFacts", "read_volatile"]
 

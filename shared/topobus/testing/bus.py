@@ -1,11 +1,11 @@
-"""The bus without a server: `topobus.runtime.bus.Bus` as it is, on a nats-server in memory.
+"""The bus without a server: `topobus.bus.bus.Bus` as it is, on a nats-server in memory.
 
 State, events, asks, feeds and their errors are the runtime's own code; what is replaced is nats-py and the server. The bus's contract suite
 (tests/integration/test_bus_*.py) runs on both.
 
 >>> import asyncio
->>> from topobus.contracts.catalogue import LEDGER
->>> from topobus.domain.ledger import Ledger
+>>> from topobus.formats.messages.catalogue import LEDGER
+>>> from topobus.values.ledger import Ledger
 >>> async def example() -> int:
 ...     async with MemoryBus.session(MemoryNats(), name="topology") as bus:
 ...         await bus.provision()
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.connection import Connection
-from topobus.runtime.metrics import BusMetrics
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import Bus
+from topobus.bus.connection.connection import Connection
+from topobus.process.clock import Clock, SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.metrics import BusMetrics
+from topobus.process.readiness import Readiness
 from topobus.testing.fates import FatedBus, Fates
 from topobus.testing.nats.memory_server import MemoryNats
 

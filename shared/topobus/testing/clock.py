@@ -25,7 +25,7 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ManualClock:
-    """A `topobus.runtime.clock.Clock` under the test's hand: it stands still until `advance`, and so do those who sleep on it.
+    """A `topobus.process.clock.Clock` under the test's hand: it stands still until `advance`, and so do those who sleep on it.
 
     >>> clock = ManualClock()
     >>> clock.advance(1.5)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from topobus.contracts.nouns import Ask, Event, State
-from topobus.domain.errors import PeerUnavailable
-from topobus.runtime.bus import AmbiguousWrite, Bus, Conflict, Entry, Received, Written
-from topobus.runtime.failures import ConnectionLost
+from topobus.bus.bus import AmbiguousWrite, Bus, Conflict, Entry, Received, Written
+from topobus.bus.failures import ConnectionLost
+from topobus.formats.messages.nouns import Ask, Event, State
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["READS", "WRITES", "Delayed", "Died", "Dies", "Fate", "FatedBus", "Fates", "Interrupted", "Refused", "Step", "Unconfirmed"]
 

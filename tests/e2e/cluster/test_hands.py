@@ -23,7 +23,7 @@ from e2e.cluster.hands import Hands, HandsPod, container_pid, cpus_of_pid, hands
 from support.cluster import until
 from support.installation import setting
 from support.real_hands import HandsInstallation, Interface, host_interfaces, installed_hands, interface_of_process, veth_bench
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 
 _INTERFACES = 6
 _LIMIT_S = 150.0

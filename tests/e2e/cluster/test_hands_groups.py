@@ -15,7 +15,7 @@ from e2e.cluster.hands import Hands, container_pid, cpus_of_pid, hands_of_cluste
 from support.cluster import until
 from support.installation import setting
 from support.real_hands import HandsInstallation, installed_hands
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 
 _LIMIT_S = 150.0
 

@@ -25,7 +25,7 @@ from support.cluster import until
 from support.installation import command, setting
 from support.real_hands import HandsInstallation, Interface, host_interfaces, installed_hands, interface_of_process, veth_bench
 from support.real_traffic import Rate, changes_of_interfaces, measure_rate
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 
 _INTERFACES = 3
 _LIMIT_S = 150.0

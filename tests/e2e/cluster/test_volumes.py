@@ -17,7 +17,7 @@ from lightkube.resources.core_v1 import Node, PersistentVolumeClaim
 from support.cluster import Cluster, until
 from support.cluster_home import GATE, running_controller
 from topobus.controller.config import ClusterSettings, ControllerSettings
-from topobus.controller.scheduling.scheduler_reasons import uncovered_reasons
+from topobus.engine.scheduling.kube_rules.scheduler_reasons import uncovered_reasons
 from topobus.simulation.nats_server import NatsServer
 
 _ELSEWHERE = "topobus-e2e-elsewhere"

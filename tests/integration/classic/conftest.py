@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from support.classic_home import ClassicPlace, classic_place, controller
 from support.classic_manifests import CLASSES
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 
 

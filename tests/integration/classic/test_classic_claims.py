@@ -11,10 +11,10 @@ import pytest
 from support.classic_home import ClassicPlace, devices_of, node_of
 from support.classic_manifests import TEMPLATE, claim, parameters, pod
 from topobus.cli.application import run
-from topobus.contracts.messages import ApiObject
-from topobus.controller.classic.core import classic_lifecycle
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.classic_handles import as_structured
+from topobus.controller.classic.rules import classic_lifecycle
+from topobus.formats.kubernetes.classic.classic_handles import as_structured
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

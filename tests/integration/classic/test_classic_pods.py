@@ -7,8 +7,8 @@ import pytest
 
 from support.classic_home import ClassicPlace, devices_of, node_of
 from support.classic_manifests import CLASSES, claim, parameters, pod
-from topobus.contracts import catalogue
-from topobus.domain.ledger import Ledger
+from topobus.formats.messages import catalogue
+from topobus.values.ledger import Ledger
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -9,12 +9,12 @@ import pytest_asyncio
 
 from support.controller_home import Home, controller
 from support.real_topology import real_topology
-from topobus.contracts import catalogue
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages import catalogue
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
 
 
 @pytest_asyncio.fixture

@@ -15,24 +15,24 @@ from prometheus_client import CollectorRegistry
 
 from support.controller_home import NODE, Home, claim, condition, controller
 from support.real_topology import WatchedTopology, real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api import (
+from topobus.bus.bus import Bus, Start
+from topobus.formats.kubernetes import (
     admit,
     parse_manifest,
 )
-from topobus.runtime.bus import Bus, Start
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.topology.config import TopologySettings
 from topobus.topology.service import serve as serve_topology
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

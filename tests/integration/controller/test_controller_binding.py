@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from support.controller_home import NODE, Home, conditions, pod, until
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.api import admit, object_parts, parse_manifest
-from topobus.runtime.bus import Conflict
+from topobus.bus.bus import Conflict
+from topobus.formats.kubernetes import admit, object_parts, parse_manifest
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from support.controller_home import NODE, Home, claim, conditions, pod, until
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, DecisionEvent
-from topobus.domain.device import Inventory
-from topobus.domain.health import DeviceHealth, HealthState
-from topobus.domain.outcome import Refusal
-from topobus.kubernetes.api import admit
-from topobus.runtime.bus import Start
+from topobus.bus.bus import Start
+from topobus.formats.kubernetes import admit
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
+from topobus.values.health import DeviceHealth, HealthState
+from topobus.values.outcome import Refusal
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

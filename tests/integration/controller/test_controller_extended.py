@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.controller_home import Home, conditions, until
-from topobus.kubernetes.api import admit, parse_manifest
+from topobus.formats.kubernetes import admit, parse_manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

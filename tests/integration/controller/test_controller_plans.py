@@ -9,13 +9,13 @@ import pytest
 
 from support.controller_home import NODE, Home, claim
 from support.real_topology import real_topology
-from topobus.contracts import catalogue
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -10,8 +10,8 @@ import pytest
 from support.controller_home import Home, claim, condition, controller, is_settled
 from support.mortal_bus import died_or, mortal_bus
 from support.real_topology import WatchedTopology
-from topobus.contracts.messages import ApiObject
-from topobus.runtime.bus import Bus, Change, ChangeKind
+from topobus.bus.bus import Bus, Change, ChangeKind
+from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.fates import FatedBus
 

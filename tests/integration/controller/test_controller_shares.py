@@ -7,11 +7,11 @@ from msgspec import structs
 
 from support.controller_home import NODE, Home, claim, controller
 from support.shared_devices import GIB
-from topobus.contracts import catalogue
-from topobus.devicekit.shared_devices import SharedPool, with_sharing
-from topobus.domain.device import Device, Inventory
-from topobus.domain.pools import Condition
+from topobus.devicekit.sharing.shared_devices import SharedPool, with_sharing
+from topobus.formats.messages import catalogue
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Device, Inventory
+from topobus.values.pools import Condition
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -11,14 +11,14 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.controller_home import NODE, SETTINGS, Home, claim
-from topobus.contracts import catalogue
-from topobus.contracts.messages import HintsReply, HintsRequest
-from topobus.controller.service import serve
-from topobus.domain.silence import SilenceSettings
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.bus.bus import Bus
+from topobus.controller.standalone.service import serve
+from topobus.engine.health.silence import SilenceSettings
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import HintsReply, HintsRequest
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 

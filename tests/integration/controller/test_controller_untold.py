@@ -8,13 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support.controller_home import SETTINGS, Home, claim
-from topobus.contracts.messages import ApiObject
-from topobus.controller.service import serve
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.bus.bus import Bus
+from topobus.controller.standalone.service import serve
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.fates import Fate, FatedBus, Fates, Refused, Step
 

@@ -13,7 +13,10 @@ from integration.values import health, inventory
 from support.account_nats import account_nats
 from support.asking import ask_patiently
 from support.controller_home import NODE, Home
-from topobus.contracts.catalogue import (
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_accounts import Shape, accounts
+from topobus.controller.node_removal import NodeRemoval
+from topobus.formats.messages.catalogue import (
     ALIGNMENT,
     DISAGREEMENT,
     FORGET,
@@ -26,25 +29,22 @@ from topobus.contracts.catalogue import (
     MAINTENANCE,
     RELAY,
 )
-from topobus.contracts.forget_messages import ForgetReply, ForgetRequest, KeyOutcome
-from topobus.contracts.messages import DisagreementEvent, HintsReply, HintsRequest
-from topobus.contracts.nats_accounts import Shape, accounts
-from topobus.contracts.nouns import CLUSTER, State
-from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.contracts.relay_messages import LinkRequest, NodeRelay
-from topobus.controller.node_removal import NodeRemoval
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Machine, NumaNode
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
+from topobus.formats.messages.forget_messages import ForgetReply, ForgetRequest, KeyOutcome
+from topobus.formats.messages.messages import DisagreementEvent, HintsReply, HintsRequest
+from topobus.formats.messages.nouns import CLUSTER, State
+from topobus.formats.messages.operation_messages import ClassMaintenance
+from topobus.formats.messages.relay_messages import LinkRequest, NodeRelay
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.bus import FatedBus, Fates
 from topobus.testing.fates import Interrupted, Refused, Step, Unconfirmed
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.machine import Machine, NumaNode
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 
 pytestmark = [pytest.mark.integration]
 

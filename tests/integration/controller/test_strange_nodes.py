@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from support.controller_home import NODE, Home, claim, controller
-from topobus.contracts import catalogue
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
+from topobus.bus.bus import Bus
+from topobus.formats.messages import catalogue
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

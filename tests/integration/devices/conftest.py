@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.device_bench import PROFILES, DeviceBench
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 

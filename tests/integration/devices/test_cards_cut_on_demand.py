@@ -13,26 +13,26 @@ from support.amd_kernel import AmdKernel
 from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
 from support.sriov_kernel import SriovKernel
 from support.sysfs_trees import write
-from topobus.contracts.catalogue import MACHINE, PREPARE, UNPREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted
+from topobus.bus.bus import Bus
 from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.settings import FunctionRule, PartitionSettings
-from topobus.domain.health import HealthState
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.messages.catalogue import MACHINE, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
-from topobus.kubernetes.api.limits import check_slice
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings
+from topobus.values.health import HealthState
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -12,23 +12,23 @@ import pytest
 
 from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
 from support.thread_turns import other_threads
-from topobus.contracts.catalogue import PREPARE, UNPREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted
+from topobus.bus.bus import Bus
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.health import HealthSettings
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
+from topobus.devicekit.journal.journal import Journal
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.health import HealthState
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -14,14 +14,14 @@ import pytest
 from support.asking import ask_patiently
 from support.device_bench import NODE, DeviceBench, has_state
 from support.topology_node import topology
-from topobus.contracts.catalogue import PLACE
-from topobus.contracts.messages import PlaceRequest
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.formats.messages.catalogue import PLACE
+from topobus.formats.messages.messages import PlaceRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = pytest.mark.integration
 

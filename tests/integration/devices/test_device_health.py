@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state, states
-from topobus.contracts.catalogue import HEALTH, LEDGER
-from topobus.devicekit.health import HealthSettings
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
+from topobus.bus.bus import Bus
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import HEALTH, LEDGER
 from topobus.gpu.plugins.nvidia import NvidiaDriver
-from topobus.runtime.bus import Bus
-from topobus.runtime.readiness import Readiness
+from topobus.process.readiness import Readiness
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -12,26 +12,26 @@ from typing import Any
 import pytest
 
 from support.device_bench import LIMIT_S, NODE, OWNER, POLL_S, TIMEOUT_S, DeviceBench, has_state, states
-from topobus.contracts.catalogue import HINT, HINTS, INVENTORY, PREPARE, UNPREPARE
-from topobus.contracts.messages import HintsRequest, Prepared, PrepareRequest, UnprepareRequest
-from topobus.devicekit import publishing
-from topobus.devicekit.inventory_merge import MergedInventory
-from topobus.devicekit.journal import Journal
+from topobus.bus.bus import Bus
+from topobus.devicekit.host import publishing
+from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.registry import SkippedPlugin
-from topobus.domain.device import Device
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Refusal
+from topobus.engine.health.inventory_merge import MergedInventory
+from topobus.formats.messages.catalogue import HINT, HINTS, INVENTORY, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import HintsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import Refusal
 
 pytestmark = pytest.mark.integration
 

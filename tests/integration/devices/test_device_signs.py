@@ -15,8 +15,6 @@ from support.nvml_faults import NVML_FAULTS
 from support.sick_devices import Outputs, SickNode, sick_node
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import DeviceDriver
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.gpu.plugins.amd import AmdDriver
@@ -29,6 +27,8 @@ from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.sysfs.uevent import Uevent
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.device import Device
+from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

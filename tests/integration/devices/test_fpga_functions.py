@@ -18,26 +18,26 @@ from support.bitstream_files import FUNCTION, gbs
 from support.fpga_cards import BLANK, FileDflProgrammer, add, dfl_machine, port_file
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim
-from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.devicekit.health import HealthSettings
+from topobus.bus.bus import Bus
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import JournalSettings
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import HealthState
-from topobus.domain.machine import Machine
-from topobus.domain.request import Owner, OwnerKind
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.fpga.config import FpgaSettings, FunctionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.service import serve_drivers
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.process.clock import SystemClock
+from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.device import Device, Inventory
+from topobus.values.health import HealthState
+from topobus.values.machine import Machine
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 

@@ -11,19 +11,19 @@ import pytest
 from support.device_bench import NODE, PROFILES, DeviceBench, has_state
 from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
 from support.gpu_processes import add_process
-from topobus.contracts.catalogue import PREPARE, UNPREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.bus.bus import Bus
 from topobus.devicekit.settings import CleaningSettings
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.plugins.nvidia import NvidiaDriver
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings
+from topobus.values.health import HealthState
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, needs_gcc]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from support.node_plane import device
-from topobus.contracts.catalogue import HEALTH
-from topobus.devicekit.announcer import HealthAnnouncer
-from topobus.runtime.bus import Bus
-from topobus.runtime.events import Span
+from topobus.bus.bus import Bus
+from topobus.bus.streams.events import Span
+from topobus.devicekit.host.announcer import HealthAnnouncer
+from topobus.formats.messages.catalogue import HEALTH
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

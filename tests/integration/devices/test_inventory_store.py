@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from support.device_bench import NODE, DeviceBench, states
-from topobus.contracts.catalogue import HEALTH, INVENTORY, MACHINE
-from topobus.contracts.codec import encode
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE
+from topobus.formats.messages.codec import encode
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
 
 pytestmark = pytest.mark.integration
 

@@ -12,21 +12,21 @@ import pytest
 from support.asking import ask_patiently
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
 from support.thread_turns import other_threads
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MAINTENANCE, PERFORM, PREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest
-from topobus.contracts.operation_messages import ClassMaintenance, Operated, PerformRequest
-from topobus.devicekit.health import HealthSettings
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MAINTENANCE, PERFORM, PREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest
+from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, PerformRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device, Inventory
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 

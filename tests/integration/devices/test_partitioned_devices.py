@@ -8,20 +8,20 @@ from typing import Literal
 import pytest
 
 from support.device_bench import DeviceBench
-from topobus.cel.selector import CelCompiler
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Outcome, Usage
 from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.settings import PartitionSettings
-from topobus.domain.device import Device, Inventory
-from topobus.domain.machine import Machine
-from topobus.domain.partitions import MAX_PARTS, PARTS
-from topobus.kubernetes.api.built_in_classes import built_in_class
-from topobus.kubernetes.api.limits import check_slice
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Outcome, Usage
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.built_in_classes import built_in_class
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.card_driver import CardDriver
+from topobus.values.device import Device, Inventory
+from topobus.values.machine import Machine
+from topobus.values.partitions import MAX_PARTS, PARTS
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -11,20 +11,20 @@ import pytest_asyncio
 
 from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
 from support.passthrough_bench import ALLOWED, ASKED, OTHER, OWNER
-from topobus.contracts.catalogue import PREPARE, UNPREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Accepted
-from topobus.domain.device import Inventory
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.plugins.nvidia import NvidiaDriver
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.simulation.pci_drivers import PciDrivers
+from topobus.values.device import Inventory
+from topobus.values.health import HealthState
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner
 
 pytestmark = pytest.mark.integration
 

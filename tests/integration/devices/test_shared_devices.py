@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from support.device_bench import DeviceBench
-from topobus.contracts.catalogue import PREPARE, UNPREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.bus.bus import Bus
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.shared_devices import SharedPool
-from topobus.domain.counters import CapacityPolicy
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import DeviceSharing
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.devicekit.sharing.shared_devices import SharedPool
+from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.process.config import NatsSettings
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.counters import CapacityPolicy
+from topobus.values.device import Device
+from topobus.values.device_sharing import DeviceSharing
+from topobus.values.edits import ContainerEdits
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

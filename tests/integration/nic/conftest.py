@@ -12,11 +12,11 @@ import pytest
 
 from support.cni_bundle import Bundle, provide_bundle
 from support.net_namespaces import Namespace, new_namespace
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.chain import Chain, parse_chain
-from topobus.nic.cni.messages import CniResult, Target
 from topobus.nic.cni.records import AttachmentRecords
+from topobus.nic.cni.rules.chain import Chain, parse_chain
+from topobus.nic.cni.rules.messages import CniResult, Target
 from topobus.nic.cni.runner import CniRunner, RunnerSettings
+from topobus.values.outcome import Refusal
 
 # Real time: a plugin of the bundle takes some tens of milliseconds, and this machine may be busy.
 _LIMIT_S = 30.0

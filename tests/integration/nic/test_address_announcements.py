@@ -12,10 +12,10 @@ pytest.importorskip("pyroute2", reason="NOT CHECKED: pyroute2 is not installed (
 from support.hand_over_rig import FULL, TAG, Rig, configured, rig
 from support.real_interfaces import ip, why_not_here
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.sandbox import AttachedInterface
 from topobus.nic.netlink.hand_over import hand_over
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import take_back
+from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made")]
 

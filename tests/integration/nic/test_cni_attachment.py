@@ -12,11 +12,11 @@ import pytest
 
 from integration.nic.conftest import Node
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface, HostPort, Sandbox
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.cni.settings import CniSettings
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface, HostPort, Sandbox
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from integration.nic.conftest import Node
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.messages import CniResult
+from topobus.nic.cni.rules.messages import CniResult
+from topobus.values.outcome import Refusal
 
 pytestmark = pytest.mark.integration
 
@@ -211,8 +211,8 @@ def test_pod_has_an_address_when_a_dhcp_server_gives_one(node: Node) -> None:
 _CHILD = """
 import json, sys
 from pathlib import Path
-from topobus.nic.cni.chain import parse_chain
-from topobus.nic.cni.messages import Target
+from topobus.nic.cni.rules.chain import parse_chain
+from topobus.nic.cni.rules.messages import Target
 from topobus.nic.cni.records import AttachmentRecords
 from topobus.nic.cni.runner import CniRunner, RunnerSettings
 settings, records, document, target, verb = json.load(sys.stdin)

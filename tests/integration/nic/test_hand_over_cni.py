@@ -12,13 +12,13 @@ from support.cni_bundle import Bundle
 from support.nic_rig import FAR, NicRig, nic_rig, ping, state_of
 from support.real_interfaces import why_not_here
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.cni.settings import CniSettings
 from topobus.nic.config import InterfaceRule, InterfaceSettings
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 

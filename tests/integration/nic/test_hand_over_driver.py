@@ -11,10 +11,10 @@ from support.nic_rig import FAR, NEAR, NicRig, nic_rig, ping, state_of
 from support.real_interfaces import ip, why_not_here
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import AttachedInterface
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 

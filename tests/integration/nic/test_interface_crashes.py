@@ -10,9 +10,9 @@ import pytest
 from support.hand_over_rig import FULL, TAG, Rig, configured, dies_at, read_record, rig
 from support.real_interfaces import ip, why_not_here
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.sandbox import AttachedInterface
 from topobus.nic.netlink.hand_over import hand_over
 from topobus.nic.netlink.take_back import take_back
+from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made")]
 

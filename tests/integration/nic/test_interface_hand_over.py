@@ -13,14 +13,14 @@ from pyroute2.netlink.exceptions import NetlinkError
 from support.hand_over_rig import FULL, TAG, Rig, configured, rig
 from support.real_interfaces import ip, why_not_here
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface
-from topobus.nic.interface_config import VfFields
+from topobus.nic.interfaces.rules.interface_config import VfFields
 from topobus.nic.netlink.hand_over import check_hand_over, hand_over, mark, read_interface
 from topobus.nic.netlink.places import Places, with_netlink
 from topobus.nic.netlink.requests import set_link
 from topobus.nic.netlink.take_back import TakenBack, take_back
 from topobus.nic.netlink.vf_settings import VfPlace, VfState, vf_message, vf_requests
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "interfaces can be made")]
 

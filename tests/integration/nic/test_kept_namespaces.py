@@ -11,13 +11,13 @@ import pytest
 from support.hand_over_rig import Rig, configured, dies_at, read_record, rig
 from support.real_interfaces import ip, network_namespace, why_not_here
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.outcome import Refusal
-from topobus.nic.interface_state import InterfaceState
+from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.hand_over import hand_over
 from topobus.nic.netlink.kept_namespaces import KeptNamespaces
 from topobus.nic.netlink.namespace_mount import unmount_namespace
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import take_back
+from topobus.values.outcome import Refusal
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 

@@ -21,11 +21,11 @@ from msgspec import structs
 from integration.nic.conftest import Node
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import device
-from topobus.domain.pci import PciAddress
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.pci import PciAddress
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -14,13 +14,13 @@ from support.net_trees import add_interface, remove_interface
 from support.nic_rig import interface_config, state_of
 from support.real_interfaces import ip, network_namespace, veth_pair, why_not_here
 from topobus.devicekit.driver import DeviceDriver
-from topobus.domain.device import Device
-from topobus.domain.sandbox import Sandbox
 from topobus.nic.config import InterfaceRule, InterfaceSettings
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.testing.drivers.hands_contract import HandsContract
+from topobus.values.device import Device
+from topobus.values.sandbox import Sandbox
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 

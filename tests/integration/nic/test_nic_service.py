@@ -18,20 +18,20 @@ import pytest_asyncio
 
 from support.nic_rig import FAR, NEAR, OWNER, NicRig, interface_config, nic_rig, ping, state_of
 from support.real_interfaces import ip, network_namespace, veth_pair, why_not_here
-from topobus.contracts.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PREPARE, UNPREPARE
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.contracts.sandbox_messages import Attached, AttachRequest, DetachRequest
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
-from topobus.domain.sandbox import AttachedInterface, Sandbox
-from topobus.kubernetes.api.slices import slice_device
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.kubernetes.slices import slice_device
+from topobus.formats.messages.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Attached, AttachRequest, DetachRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.device import Device
+from topobus.values.health import HealthState
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 

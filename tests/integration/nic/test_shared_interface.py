@@ -12,13 +12,13 @@ from support.nic_rig import FAR, NicRig, interface_config, nic_rig, ping, state_
 from support.real_interfaces import ip, lines, network_namespace, why_not_here
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.nic.config import InterfaceSettings, SharedInterface
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
+from topobus.values.device import Device
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 

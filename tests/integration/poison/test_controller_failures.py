@@ -15,15 +15,15 @@ from nats.aio.msg import Msg
 from support.alignment_nodes import dgx_facts
 from support.asking import ask_patiently
 from support.poisoned_home import GOOD, NOW, Poisoned, Running
-from topobus.contracts import catalogue
-from topobus.contracts.codec import encode
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.domain.errors import ContractError, HardwareError
-from topobus.domain.outcome import Placement
-from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import VirtualTimeLoop
+from topobus.values.errors import ContractError, HardwareError
+from topobus.values.outcome import Placement
+from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

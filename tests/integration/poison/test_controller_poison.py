@@ -12,11 +12,11 @@ import pytest
 
 from support.alignment_nodes import dgx_facts
 from support.poisoned_home import GOOD, NOW, Poisoned, Running
-from topobus.contracts import catalogue
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.api import admit, parse_manifest
-from topobus.kubernetes.api.objects import is_of_cluster
+from topobus.formats.kubernetes import admit, parse_manifest
+from topobus.formats.kubernetes.objects import is_of_cluster
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]

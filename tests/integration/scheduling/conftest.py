@@ -10,12 +10,12 @@ import pytest_asyncio
 
 from support.real_topology import WatchedTopology, real_topology
 from support.scheduling_home import Place, controller
-from topobus.contracts import catalogue
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.formats.messages import catalogue
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
 
 
 @pytest_asyncio.fixture

@@ -8,17 +8,17 @@ from contextlib import suppress
 import pytest
 
 from support.scheduling_home import Place, pod
-from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceReply, PlaceRequest
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanReply, PlanRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import PlaceReply, PlaceRequest
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import PeerUnavailable
+from topobus.values.machine import Machine
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.scheduling_home import Place, claim, pod
-from topobus.domain.idset import NodeSet
+from topobus.values.idset import NodeSet
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

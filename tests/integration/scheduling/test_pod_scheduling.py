@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from support.scheduling_home import SETTINGS, TEMPLATE, Place, claim, controller, pod
-from topobus.contracts import catalogue
-from topobus.contracts.messages import PlaceRequest
-from topobus.controller.claims.reservations import AllocationMode
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Start
+from topobus.bus.bus import Start
+from topobus.engine.claims.reservations import AllocationMode
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import PlaceRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
+from topobus.values.outcome import Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -12,9 +12,9 @@ import pytest
 
 from support.mortal_bus import died_or
 from support.scheduling_home import TEMPLATE, Place, claim, condition, controller, pod
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
-from topobus.runtime.bus import Change
+from topobus.bus.bus import Change
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.outcome_text import explain_text
-from topobus.domain.outcome import ContainerPlacement, Placement, Refusal
+from topobus.values.outcome import ContainerPlacement, Placement, Refusal
 
 
 def placed(outcome: Placement | Refusal) -> tuple[ContainerPlacement, ...]:

@@ -7,15 +7,15 @@ from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
 from support.partitioned_cards import SHARED_NIC, card, counters_of
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import with_ledger
-from topobus.domain.alignment.planning.placement import place, plan
-from topobus.domain.device import Device
-from topobus.domain.health import DeviceHealth, HealthState
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest
-from topobus.domain.view import NodeView
+from topobus.engine.alignment.planning.node_view import with_ledger
+from topobus.engine.alignment.planning.placement import place, plan
+from topobus.engine.ledger import transitions
+from topobus.values.device import Device
+from topobus.values.health import DeviceHealth, HealthState
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, PodRequest
+from topobus.values.view import NodeView
 
 
 def _view(*gpus: Device) -> NodeView:

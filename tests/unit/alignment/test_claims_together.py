@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from topobus.domain.alignment.planning.claim_alignment import with_claim_held
-from topobus.domain.alignment.planning.placement import place, plan
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import (
+from topobus.engine.alignment.planning.claim_alignment import with_claim_held
+from topobus.engine.alignment.planning.placement import place, plan
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import (
     ClaimUse,
     ContainerRequest,
     DeviceRequest,
@@ -23,7 +23,7 @@ from topobus.domain.request import (
     Policy,
     Scope,
 )
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView, NumaMemory
+from topobus.values.view import AlignmentOptions, CoreView, NodeView, NumaMemory
 
 POD = Owner(kind=OwnerKind.POD, name="trainer", uid="p")
 CLAIM, OTHER = (Owner(kind=OwnerKind.CLAIM, name=name, uid=name).key for name in ("gpus", "nics"))

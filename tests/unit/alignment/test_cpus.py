@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus, contradiction, take_cpus
-from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
-from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
-from topobus.domain.alignment.cpus.exclusive_choice import choose_exclusive_cpus
-from topobus.domain.alignment.cpus.numa_distribution import find_spread
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Refusal
-from topobus.domain.view import CpuOptions
+from topobus.engine.alignment.cpus.cpu_assignment import assign_cpus, contradiction, take_cpus
+from topobus.engine.alignment.cpus.cpu_hints import cpu_hints
+from topobus.engine.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
+from topobus.engine.alignment.cpus.exclusive_choice import choose_exclusive_cpus
+from topobus.engine.alignment.cpus.numa_distribution import find_spread
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Refusal
+from topobus.values.view import CpuOptions
 
 
 def machine(nodes: int, cores_a_node: int, threads: int = 2, *, offline: tuple[int, ...] = ()) -> CpuTopology:

@@ -8,13 +8,13 @@ import random
 import pytest
 from msgspec import structs
 
-from topobus.domain.alignment.devices.device_choice import choose_devices, split_by_affinity
-from topobus.domain.alignment.devices.device_groups import Links
-from topobus.domain.alignment.devices.proximity import Site, matching, site_of
-from topobus.domain.device import Device, Link, LinkClass
-from topobus.domain.health import DeviceHealth, HealthState
-from topobus.domain.idset import NodeSet
-from topobus.domain.pci import PciAddress
+from topobus.engine.alignment.devices.device_choice import choose_devices, split_by_affinity
+from topobus.engine.alignment.devices.device_groups import Links
+from topobus.engine.alignment.devices.proximity import Site, matching, site_of
+from topobus.values.device import Device, Link, LinkClass
+from topobus.values.health import DeviceHealth, HealthState
+from topobus.values.idset import NodeSet
+from topobus.values.pci import PciAddress
 
 SOCKETS = {node: 1 << node // 2 for node in range(8)}
 

@@ -6,14 +6,14 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, dgx_facts, pod
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.alignment.planning.resource_pools import offered_part
-from topobus.domain.device import Device, Inventory
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest
-from topobus.domain.resource_names import similar_class
-from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.alignment.planning.resource_pools import offered_part
+from topobus.values.device import Device, Inventory
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, PodRequest
+from topobus.values.resource_names import similar_class
+from topobus.values.view import AlignmentOptions, NodeView
 
 WIDGET = "widgets.example.com/widget"
 CLASS = "widget-widgets"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
-from topobus.domain.alignment.devices.device_hints import device_hints
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.device import Device
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.request import Policy
-from topobus.domain.view import KubeletVersion
+from topobus.engine.alignment.cpus.cpu_hints import cpu_hints
+from topobus.engine.alignment.devices.device_hints import device_hints
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.values.device import Device
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.request import Policy
+from topobus.values.view import KubeletVersion
 
 
 def device(name: str, nodes: str | None) -> Device:

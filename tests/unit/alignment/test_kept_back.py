@@ -7,13 +7,13 @@ from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
 from support.partitioned_cards import SHARED_NIC
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Device
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState, RecoveryAction
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
-from topobus.domain.view import NodeView
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.device import Device
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState, RecoveryAction
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+from topobus.values.view import NodeView
 
 KEPT_BACK = Maintenance(verb=DeviceVerb.MAINTAIN, why="fan", who="ada")
 SICK = DeviceHealth(

@@ -7,11 +7,11 @@ from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, pod
 from support.outcome_text import explain_text
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Link, LinkClass
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import ContainerPlacement, Placement, Refusal
-from topobus.domain.request import (
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.device import Link, LinkClass
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import ContainerPlacement, Placement, Refusal
+from topobus.values.request import (
     ContainerKind,
     ContainerRequest,
     DeviceRequest,
@@ -23,7 +23,7 @@ from topobus.domain.request import (
     Policy,
     Scope,
 )
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
+from topobus.values.view import AlignmentOptions, CoreView, NodeView, PlanMode
 
 MODES = pytest.mark.parametrize("mode", list(PlanMode))
 

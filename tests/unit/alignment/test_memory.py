@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.memory.memory_allocation import (
+from topobus.engine.alignment.memory.memory_allocation import (
     MemoryAmount,
     MemoryBlock,
     MemoryNode,
@@ -12,9 +12,9 @@ from topobus.domain.alignment.memory.memory_allocation import (
     memory_hints,
     memory_nodes,
 )
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Reason
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import Reason
 
 
 def node(number: int, free: int, *, total: int = 8, assignments: int = 0, group: str | None = None) -> MemoryNode:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
-from topobus.contracts.codec import decode, encode
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import node_view, with_ledger
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import HugepagePool
-from topobus.domain.outcome import Placement
-from topobus.domain.view import AlignmentOptions
+from topobus.engine.alignment.planning.node_view import node_view, with_ledger
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger import transitions
+from topobus.formats.messages.codec import decode, encode
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
+from topobus.values.machine import HugepagePool
+from topobus.values.outcome import Placement
+from topobus.values.view import AlignmentOptions
 
 GIB = 1 << 30
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import Policy
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.request import Policy
 
 
 def hint(text: str | None, *, preferred: bool) -> Hint:

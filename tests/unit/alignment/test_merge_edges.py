@@ -6,20 +6,20 @@ from functools import cached_property
 
 import pytest
 
-from topobus.domain.alignment.devices.proximity import LINK_CLASSES, Site, site_rank, socket_of_nodes
-from topobus.domain.alignment.memory.memory_allocation import MemoryBlock, memory_nodes
-from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, best_hint, memory_rule
-from topobus.domain.alignment.merge import dispatch, hint_rule
-from topobus.domain.alignment.merge.beyond_bitset import find_combined
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.alignment.merge.fitness import fit_order
-from topobus.domain.alignment.merge.hint_rule import HintRule, Unit, list_hints, sample_hints
-from topobus.domain.alignment.merge.preferred_hints import preferred_hints
-from topobus.domain.device import LinkClass
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.request import Policy
-from topobus.domain.view import CoreView
+from topobus.engine.alignment.devices.proximity import LINK_CLASSES, Site, site_rank, socket_of_nodes
+from topobus.engine.alignment.memory.memory_allocation import MemoryBlock, memory_nodes
+from topobus.engine.alignment.memory.memory_rule import MemoryAmount, MemoryNode, best_hint, memory_rule
+from topobus.engine.alignment.merge import dispatch, hint_rule
+from topobus.engine.alignment.merge.beyond_bitset import find_combined
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.engine.alignment.merge.fitness import fit_order
+from topobus.engine.alignment.merge.hint_rule import HintRule, Unit, list_hints, sample_hints
+from topobus.engine.alignment.merge.preferred_hints import preferred_hints
+from topobus.values.device import LinkClass
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.request import Policy
+from topobus.values.view import CoreView
 
 
 def _rule(amounts: list[int], request: int, **fields: tuple[int, ...]) -> HintRule:

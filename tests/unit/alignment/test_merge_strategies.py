@@ -6,17 +6,17 @@ from functools import cached_property
 
 import pytest
 
-from topobus.domain.alignment.memory.memory_allocation import allocate_memory
-from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, best_hint, memory_rule
-from topobus.domain.alignment.merge import dispatch
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.alignment.merge.fitness import fit_order
-from topobus.domain.alignment.merge.hint_rule import HintRule, Unit, list_hints, sample_hints
-from topobus.domain.alignment.merge.preferred_hints import preferred_hints
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Reason
-from topobus.domain.request import Policy
+from topobus.engine.alignment.memory.memory_allocation import allocate_memory
+from topobus.engine.alignment.memory.memory_rule import MemoryAmount, MemoryNode, best_hint, memory_rule
+from topobus.engine.alignment.merge import dispatch
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.engine.alignment.merge.fitness import fit_order
+from topobus.engine.alignment.merge.hint_rule import HintRule, Unit, list_hints, sample_hints
+from topobus.engine.alignment.merge.preferred_hints import preferred_hints
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import Reason
+from topobus.values.request import Policy
 
 TWELVE = NodeSet.of(range(12))
 TWENTY = NodeSet.of(range(20))

@@ -7,16 +7,16 @@ from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
 from support.outcome_text import explain_text
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.node_view import with_ledger
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
-from topobus.domain.view import AlignmentOptions, CpuOptions, NodeView
+from topobus.engine.alignment.planning.node_view import with_ledger
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger import transitions
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
+from topobus.values.view import AlignmentOptions, CpuOptions, NodeView
 from unit.alignment.outcomes import codes, placed
 
 TRAINER = pod("trainer", container(cpus=16, gpu=2, nic=2))

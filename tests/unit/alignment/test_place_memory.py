@@ -6,12 +6,12 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, owner, pod
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import MemoryBlock, Refusal
-from topobus.domain.request import ContainerKind, ContainerRequest, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions, NodeView, NumaMemory, PlanMode
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import MemoryBlock, Refusal
+from topobus.values.request import ContainerKind, ContainerRequest, PodRequest, Policy
+from topobus.values.view import AlignmentOptions, NodeView, NumaMemory, PlanMode
 from unit.alignment.outcomes import codes, placed
 
 GIB = 1 << 30

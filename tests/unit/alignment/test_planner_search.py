@@ -8,13 +8,13 @@ from msgspec import structs
 from support.alignment_nodes import container, pod
 from support.outcome_text import explain_text
 from support.placement_checker import fits, mistakes
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.alignment.planning.unit_sharing import share
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerKind, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions, CoreView, CpuOptions, NodeView, PlanMode
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.alignment.planning.unit_sharing import share
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerKind, PodRequest, Policy
+from topobus.values.view import AlignmentOptions, CoreView, CpuOptions, NodeView, PlanMode
 
 
 def node(cpus: int = 4, *, mode: PlanMode = PlanMode.CORRECTED, **devices: dict[str, NodeSet]) -> NodeView:

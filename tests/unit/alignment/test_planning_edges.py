@@ -6,22 +6,22 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, dgx_facts, holding, owner, pod
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.alignment.planning import container_admission, locality_domains, node_availability, refusal_reasons
-from topobus.domain.alignment.planning.claim_alignment import join_claims
-from topobus.domain.alignment.planning.container_admission import Aligned, align, fill
-from topobus.domain.alignment.planning.demands import read_demands
-from topobus.domain.alignment.planning.node_availability import NodeAvailability
-from topobus.domain.alignment.planning.node_view import node_view, with_devices
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.alignment.planning.refusal_reasons import Conflict
-from topobus.domain.alignment.planning.resource_pools import view_by_resource
-from topobus.domain.device import Link, LinkClass
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import HugepagePool
-from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.domain.request import ClaimUse, ContainerRequest, DeviceRequest, Locality, LocalityLevel, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions, CoreView, CpuOptions, NodeView
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.engine.alignment.planning import container_admission, locality_domains, node_availability, refusal_reasons
+from topobus.engine.alignment.planning.claim_alignment import join_claims
+from topobus.engine.alignment.planning.container_admission import Aligned, align, fill
+from topobus.engine.alignment.planning.demands import read_demands
+from topobus.engine.alignment.planning.node_availability import NodeAvailability
+from topobus.engine.alignment.planning.node_view import node_view, with_devices
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.alignment.planning.refusal_reasons import Conflict
+from topobus.engine.alignment.planning.resource_pools import view_by_resource
+from topobus.values.device import Link, LinkClass
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import HugepagePool
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.request import ClaimUse, ContainerRequest, DeviceRequest, Locality, LocalityLevel, PodRequest, Policy
+from topobus.values.view import AlignmentOptions, CoreView, CpuOptions, NodeView
 
 
 def _named(*names: str, is_shared: bool = False) -> ContainerRequest:

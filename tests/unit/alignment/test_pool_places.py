@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
-from topobus.domain.alignment.planning.placement import place, plan, prefer
-from topobus.domain.alignment.planning.resource_pools import class_of_resource
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.domain.view import NodeView, PlanMode
+from topobus.engine.alignment.planning.placement import place, plan, prefer
+from topobus.engine.alignment.planning.resource_pools import class_of_resource
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.values.view import NodeView, PlanMode
 
 
 def pooled(*names: str, pool: str = "gpu-h100") -> NodeView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.alignment_nodes import dgx, holding
-from topobus.domain.alignment.planning.placement import prefer
+from topobus.engine.alignment.planning.placement import prefer
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from support.alignment_nodes import dgx_facts
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.view import AlignmentOptions
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.values.device import Device, Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.view import AlignmentOptions
 
 
 @pytest.mark.parametrize(

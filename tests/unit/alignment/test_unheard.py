@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest
-from topobus.domain.view import AlignmentOptions, PlanMode
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, PodRequest
+from topobus.values.view import AlignmentOptions, PlanMode
 
 SINCE = "2026-01-01T00:00:00Z"
 

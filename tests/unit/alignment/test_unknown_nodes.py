@@ -6,11 +6,11 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import ContainerPlacement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest, Policy
-from topobus.domain.view import NodeView
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import ContainerPlacement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, PodRequest, Policy
+from topobus.values.view import NodeView
 from unit.alignment.outcomes import codes, placed
 
 

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
+from topobus.bus.server_config.server_users import has_accounts_in
 from topobus.cli.application import run
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.server_users import has_accounts_in
 from topobus.controller.config import ControllerSettings
 from topobus.cpu.config import CpuSettings
 from topobus.discovery.config import DiscoverySettings
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
 from topobus.fpga.config import FpgaSettings
 from topobus.gateway.config import GatewaySettings
 from topobus.gpu.config import GpuSettings
 from topobus.nic.config import NicSettings
-from topobus.runtime.config import ServiceSettings, load_settings
-from topobus.runtime.probe import read_endpoint
+from topobus.process.config import ServiceSettings, load_settings
+from topobus.process.probe import read_endpoint
 from topobus.simulation.nats_server import find_nats_server
 from topobus.topology.config import TopologySettings
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from topobus.contracts.nats_permissions import PRINCIPALS
-from topobus.contracts.server_users import accounts_configuration, server_configuration
-from topobus.contracts.streams import total_bytes
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
+from topobus.bus.server_config.server_users import accounts_configuration, server_configuration
+from topobus.bus.server_config.streams import total_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 _NATS = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]["nats"]

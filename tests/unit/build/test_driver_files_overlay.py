@@ -14,12 +14,9 @@ import yaml
 from support.driver_pods import DriverPod, start_pod
 from support.driver_roots import FIRMWARE, LIBRARIES, VERSION, driver_root, library, require_compiler
 from support.kustomize import DEPLOY, built
-from topobus.contracts.messages import Prepared
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.edit_limits import refuse_forbidden
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.containers.rules.edit_limits import refuse_forbidden
 from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.driver_root.driver_files import DriverFiles
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -27,6 +24,9 @@ from topobus.simulation.machines import build
 from topobus.sysfs.driver_files import LIBRARY_PATH
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import Tree
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 _PROFILE = Path(__file__).resolve().parents[2] / "data" / "profiles" / "h100-pair.toml"
 _PAGE = DEPLOY.parent / "docs/how-to/cuda-without-a-toolkit.md"

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from support.kustomize import built, container_of, environment_of, pod_of
-from topobus.contracts.messages import Prepared
-from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.formats.messages.messages import Prepared
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.edit_limits import refuse_forbidden, rights_of
-from topobus.runtime.config import load_settings
+from topobus.gateway.containers.rules.edit_limits import refuse_forbidden, rights_of
+from topobus.process.config import load_settings
+from topobus.values.edits import ContainerEdits, DeviceNode
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "deploy" / "kind" / "quick-start"

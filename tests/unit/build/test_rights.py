@@ -14,15 +14,15 @@ from lightkube import codecs
 
 from docpages.rights import OVERLAYS, rights_of
 from support.kustomize import Manifest, built, load
-from topobus.contracts.messages import Prepared
 from topobus.devicekit.rights import DEVICE_RESET, PASSTHROUGH, RightKind
-from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.formats.messages.messages import Prepared
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.edit_limits import SHIPPED_RIGHTS, EditRights, refuse_forbidden
-from topobus.gateway.core.edit_limits import rights_of as rights_of_class
+from topobus.gateway.containers.rules.edit_limits import SHIPPED_RIGHTS, EditRights, refuse_forbidden
+from topobus.gateway.containers.rules.edit_limits import rights_of as rights_of_class
 from topobus.gpu.config import GpuSettings
 from topobus.nic.config import NicSettings
-from topobus.runtime.config import load_settings
+from topobus.process.config import load_settings
+from topobus.values.edits import ContainerEdits, DeviceNode
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")

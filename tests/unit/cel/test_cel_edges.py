@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.cel import selector as selectors
-from topobus.cel.errors import EvaluationError
-from topobus.cel.seam import DeviceFacts, Reads, SelectorError, Version, seen
-from topobus.cel.selector import CelSelector, compile_expression
-from topobus.cel.semantic_version import SemanticVersion
-from topobus.cel.types import Bindings, list_of, read_type
-from topobus.cel.values import OptionalValue, compare
+from topobus.engine.cel import selector as selectors
+from topobus.engine.cel.errors import EvaluationError
+from topobus.engine.cel.seam import DeviceFacts, Reads, SelectorError, Version, seen
+from topobus.engine.cel.selector import CelSelector, compile_expression
+from topobus.engine.cel.semantic_version import SemanticVersion
+from topobus.engine.cel.types import Bindings, list_of, read_type
+from topobus.engine.cel.values import OptionalValue, compare
 
 DEVICE = DeviceFacts("d.io", {"d.io": {"n": 1}}, {})
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import DeviceId
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import claim_from_template, claim_names, wanted_claims
-from topobus.controller.classic.core import classic_lifecycle
+from topobus.controller.classic.rules import classic_lifecycle
 from topobus.controller.state.holdings import ClaimHoldings
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.classic import AllocationResult, ResourceHandle
-from topobus.kubernetes.api.classic_handles import as_structured, only_node, write_handle
-from topobus.kubernetes.api.classic_limits import check_status
+from topobus.engine.allocation.values import DeviceId
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.claims.templates import claim_from_template, claim_names, wanted_claims
+from topobus.formats.kubernetes.classic.classic import AllocationResult, ResourceHandle
+from topobus.formats.kubernetes.classic.classic_handles import as_structured, only_node, write_handle
+from topobus.formats.kubernetes.classic.classic_limits import check_status
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
 
 DRIVER = "gpu.topobus.dev"
 NOW = "2026-01-01T00:00:00Z"

@@ -7,9 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.classic.core import negotiation
-from topobus.controller.classic.core.negotiation import (
+from topobus.controller.classic.rules import negotiation
+from topobus.controller.classic.rules.negotiation import (
     Negotiate,
     PodClaimView,
     Ready,
@@ -17,8 +16,9 @@ from topobus.controller.classic.core.negotiation import (
     Wait,
     next_step,
 )
-from topobus.kubernetes.api.classic import PodSchedulingSpec
-from topobus.kubernetes.api.classic_handles import only_node
+from topobus.formats.kubernetes.classic.classic import PodSchedulingSpec
+from topobus.formats.kubernetes.classic.classic_handles import only_node
+from topobus.formats.messages.messages import ApiObject
 
 NODES = ("n1", "n2", "n3")
 PENDING = PodClaimView("a", "claim-a", is_delayed=True)

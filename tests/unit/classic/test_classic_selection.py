@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.cel.seam import DeviceFacts, Version
-from topobus.controller.classic.core.selection import is_wanted
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.classic_parameters import DeviceSelector
+from topobus.controller.classic.rules.selection import is_wanted
+from topobus.engine.cel.seam import DeviceFacts, Version
+from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
+from topobus.values.quantity import Quantity
 
 A100 = DeviceFacts(
     "gpu.topobus.dev",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cli.system.account_store import bring_store
-from topobus.domain.errors import ConfigError
+from topobus.local_system.account_store import bring_store
+from topobus.values.errors import ConfigError
 
 _ACCOUNTS = ("$G", "NODE")
 

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
+from topobus.cli.announcements import Announcement
 from topobus.cli.contexts import Context, ContextFolder
 from topobus.cli.exits import UsageError
-from topobus.cli.system.announcements import Announcement
-from topobus.cli.system.supervision import Supervisor
-from topobus.cli.system.system import Layout, System
+from topobus.local_system.supervision import Supervisor
+from topobus.local_system.system import Layout, System
 
 _LIMIT_S = 60.0
 

@@ -10,12 +10,12 @@ from topobus.cli.commands.decisions import decision_listing
 from topobus.cli.commands.explain import explanation
 from topobus.cli.render.answers import answer_view, facts_text, hint_table, summary
 from topobus.cli.render.output import THEME
-from topobus.contracts.messages import DecisionEvent
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb
-from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import DecisionEvent
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
+from topobus.values.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 PLACEMENT = Placement(
     containers=(

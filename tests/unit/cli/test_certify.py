@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from topobus.bus.login.certificate_facts import read_certificates
 from topobus.cli.application import run
-from topobus.runtime.certificate_facts import read_certificates
 
 
 def test_certify_tells_of_names_and_dates_when_it_made_a_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

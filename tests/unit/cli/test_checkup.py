@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from topobus.cli.checkup import (
+from topobus.cli.commands.doctor import check_folders
+from topobus.cli.rules.checkup import (
     MISSING,
     Finding,
     Level,
@@ -31,19 +32,18 @@ from topobus.cli.checkup import (
     check_streams,
     check_unread,
 )
-from topobus.cli.commands.doctor import check_folders
-from topobus.contracts.catalogue import INVENTORY as STORED_INVENTORY
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject, KubeletRegistrations, RuntimeConnection
-from topobus.contracts.origin import Origin
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import DeviceHealth, HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Ledger
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.objects import placed_uid
+from topobus.formats.kubernetes.objects import placed_uid
+from topobus.formats.messages.catalogue import INVENTORY as STORED_INVENTORY
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject, KubeletRegistrations, RuntimeConnection
+from topobus.formats.messages.origin import Origin
+from topobus.values.device import Device, Inventory
+from topobus.values.health import DeviceHealth, HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, Ledger
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 MACHINE = Machine(node="n1", generation=3, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=())
 INVENTORIES = [

@@ -14,7 +14,7 @@ from topobus.cli.application import run
 from topobus.cli.contexts import Context, ContextFolder
 from topobus.cli.help.command_data import read_commands
 from topobus.cli.help.completing import complete
-from topobus.cli.system.names import options_of
+from topobus.cli.help.value_names import options_of
 
 _DATA = read_commands()
 

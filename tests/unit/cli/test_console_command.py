@@ -13,7 +13,7 @@ import pytest
 from topobus.cli.commands.console import console_environment
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 
 
 def test_console_logs_in_as_itself_when_the_cli_has_a_folder_of_passwords(tmp_path: Path) -> None:

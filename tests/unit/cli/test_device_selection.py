@@ -7,11 +7,11 @@ from msgspec import structs
 
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.objects.device_selection import Selection, choose_devices
-from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import NodeSet
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.domain.pci import PciAddress
+from topobus.formats.messages.operation_messages import ClassMaintenance
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import NodeSet
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.pci import PciAddress
 
 
 def inventory(node: str, *names: str, device_class: str = "gpu", driver: str = "nvidia") -> Inventory:

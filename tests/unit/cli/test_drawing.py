@@ -10,13 +10,13 @@ from rich.console import Console
 
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import THEME
-from topobus.domain.device import Device, DeviceRole, Inventory, KeptFunction
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Cpu, L3Cache, Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
+from topobus.values.device import Device, DeviceRole, Inventory, KeptFunction
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.machine import Cpu, L3Cache, Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 
 def machine_of(nodes: int, cores: int, *, sockets: int = 2, memory_only: int = 0) -> Machine:

@@ -11,7 +11,7 @@ import pytest
 from topobus.cli.application import application, run
 from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError, code_of
 from topobus.cli.main import main
-from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.values.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 
 # Nothing listens at port 1 of the loopback interface (tcpmux is unused since decades); the connection is refused at once.
 _NOBODY = "nats://127.0.0.1:1"

@@ -9,11 +9,11 @@ import pytest
 
 from topobus.cli.application import run
 from topobus.cli.simulation.node import Simulation, open_machine
-from topobus.contracts.codec import encode
-from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions
+from topobus.formats.messages.codec import encode
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+from topobus.values.view import AlignmentOptions
 
 
 def _decided(folder: Path, gpus: int, fpgas: int) -> Path:

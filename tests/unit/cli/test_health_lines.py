@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from topobus.cli.commands.health import WatchedEvent, event_line
 from topobus.cli.render.device_listings import health_listing
-from topobus.contracts.messages import HealthEvent
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import HealthEvent
+from topobus.values.device import Device, Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.request import Owner, OwnerKind
 
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u")
 POD = Owner(kind=OwnerKind.POD, name="trainer-0", uid="u0")

@@ -31,7 +31,7 @@ for words in json.loads(sys.stdin.read()):
         main()
     except SystemExit:
         pass
-    names = ("nats", "prometheus_client", "structlog", "cyclopts", "rich", "msgspec", "topobus.runtime.bus", "topobus.contracts")
+    names = ("nats", "prometheus_client", "structlog", "cyclopts", "rich", "msgspec", "topobus.bus.bus", "topobus.formats")
     loaded = [name for name in names if name in sys.modules]
     if loaded:
         heavy[" ".join(words)] = loaded

@@ -15,7 +15,7 @@ from topobus.cli.application import run
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.objects.input_files import read_bytes
 from topobus.cli.simulation.node import open_machine
-from topobus.domain.errors import ContractError
+from topobus.values.errors import ContractError
 
 COMMANDS = (
     ("apply", "-f"),

@@ -12,8 +12,8 @@ from topobus.cli.application import run
 from topobus.cli.exits import InputError, UsageError
 from topobus.cli.objects.kustomize import built_kustomization
 from topobus.cli.objects.sources import read_sources
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.objects import name_of
+from topobus.formats.kubernetes.objects import name_of
+from topobus.values.errors import ContractError
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from topobus.cli.application import run
-from topobus.cli.system.nats_listening import Listening, NatsCertificate
-from topobus.domain.errors import ConfigError
+from topobus.local_system.nats_listening import Listening, NatsCertificate
+from topobus.values.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,15 @@ from topobus.cli.render.device_listings import device_listing, health_listing, s
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.output import THEME
 from topobus.cli.render.tables import object_listing
-from topobus.contracts.codec import from_builtins
-from topobus.contracts.messages import ApiObject, ContainerDevices, DecisionEvent, HeldDevice, PodsReply
-from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.domain.device import Device, Inventory
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.kubernetes.api.classic_state import node_allocation_state
+from topobus.engine.drawing.letters import holders_of
+from topobus.engine.ledger.classic_state import node_allocation_state
+from topobus.formats.messages.codec import from_builtins
+from topobus.formats.messages.messages import ApiObject, ContainerDevices, DecisionEvent, HeldDevice, PodsReply
+from topobus.formats.messages.operation_messages import ClassMaintenance
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import NodeSet
+from topobus.values.ledger import Ledger
+from topobus.values.maintenance import DeviceVerb, Maintenance
 
 WIDTHS = (60, 80, 100, 200)
 _RECORDED = Path(__file__).parents[2] / "data/listings/system.json"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cli.system import local_logins
-from topobus.cli.system.local_logins import LocalLogin, announced_login, find_login
+from topobus.local_system import local_logins
+from topobus.local_system.local_logins import LocalLogin, announced_login, find_login
 
 _LOGIN = LocalLogin(user="cli", password_file="/state/nats-users/cli/password")
 
@@ -68,7 +68,7 @@ def test_login_is_found_by_a_name_when_the_server_is_reached_by_it(url: str, is_
 def test_login_is_not_found_when_its_process_was_killed(parent: Path) -> None:
     """What a killed run left is not believed: somebody else may have the port now. The next run on that port is."""
     code = (
-        "import os, pathlib; from topobus.cli.system import local_logins as logins; "
+        "import os, pathlib; from topobus.local_system import local_logins as logins; "
         f"logins._PARENT = pathlib.Path({str(parent)!r}); "
         "running = logins.announced_login(4222, logins.LocalLogin(user='cli', password_file='/old')); running.__enter__(); os._exit(0)"
     )

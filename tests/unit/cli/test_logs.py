@@ -12,9 +12,9 @@ from topobus.cli.application import run
 from topobus.cli.contexts import Context, ContextFolder
 from topobus.cli.help.command_data import read_commands
 from topobus.cli.help.completing import complete
+from topobus.cli.help.value_names import names_of
 from topobus.cli.options import BusOptions
-from topobus.cli.system.log_files import LogFile, read_logs
-from topobus.cli.system.names import names_of
+from topobus.local_system.log_files import LogFile, read_logs
 
 _START = datetime(2026, 11, 28, 11, 37, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from topobus.cli.application import run
-from topobus.kubernetes.api import parse_manifest
+from topobus.formats.kubernetes import parse_manifest
 
 CLASS = """\
 apiVersion: resource.k8s.io/{version}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cli.system import local_logins, nats_port
-from topobus.cli.system.nats_port import reserved_port
+from topobus.local_system import local_logins, nats_port
+from topobus.local_system.nats_port import reserved_port
 from topobus.simulation.nats_server import free_port
 
 _HERE = "127.0.0.1"

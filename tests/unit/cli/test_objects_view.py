@@ -15,12 +15,12 @@ from topobus.cli.objects.kinds import kind_of, read_target
 from topobus.cli.render.description import describe, view
 from topobus.cli.render.output import THEME
 from topobus.cli.render.tables import age, object_listing, state_of
-from topobus.contracts.messages import ApiObject, DecisionEvent
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import ApiObject, DecisionEvent
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 NOW = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
 

@@ -8,8 +8,8 @@ import pytest
 
 from topobus.cli.application import run
 from topobus.cli.exits import ExitCode
-from topobus.domain.errors import ConfigError
 from topobus.simulation.machines import build
+from topobus.values.errors import ConfigError
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 from topobus.cli.application import run
 from topobus.cli.pci_names import copy_names, read_pci_names
-from topobus.domain.machine import PciDevice
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import build
+from topobus.values.machine import PciDevice
+from topobus.values.pci import PciAddress
 
 LIST = """# a comment
 1002  Advanced Micro Devices, Inc. [AMD/ATI]

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from topobus.bus.bus import Bus
 from topobus.cli.commands.device import _ask
+from topobus.cli.listing.responding_services import CONTROLLER, Peer, device_service_on, tell_waiting, topology_on
 from topobus.cli.objects.device_selection import ChosenDevice
-from topobus.cli.system.responding_services import CONTROLLER, Peer, device_service_on, tell_waiting, topology_on
-from topobus.contracts.catalogue import OPERATE, PREFER
-from topobus.contracts.messages import PreferReply, PreferRequest
-from topobus.contracts.operation_messages import OperateRequest
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.catalogue import OPERATE, PREFER
+from topobus.formats.messages.messages import PreferReply, PreferRequest
+from topobus.formats.messages.operation_messages import OperateRequest
 from topobus.testing.bus import MemoryBus, MemoryNats
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
 
 pytestmark = pytest.mark.virtual_time
 

@@ -9,11 +9,11 @@ from rich.console import Console
 from support.shared_devices import GIB, shared_gpus
 from topobus.cli.render.device_listings import device_listing
 from topobus.cli.render.output import THEME
-from topobus.domain.device import Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
+from topobus.engine.drawing.letters import holders_of
+from topobus.values.device import Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 
 def allocation(owner: Owner, share: HeldShare, user: Owner | None = None) -> Allocation:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from topobus.cli.render.output import THEME
 from topobus.cli.render.program_status import log_text, status_line, status_table
-from topobus.cli.system.supervision import ProgramState, ProgramStatus
+from topobus.local_system.supervision import ProgramState, ProgramStatus
 
 
 @pytest.mark.parametrize(

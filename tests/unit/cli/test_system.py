@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cli.system.state_folder import state_folder
-from topobus.domain.errors import ConfigError
+from topobus.local_system.state_folder import state_folder
+from topobus.values.errors import ConfigError
 
 
 def test_state_folder_is_fresh_and_goes_when_none_is_wanted() -> None:

@@ -15,13 +15,13 @@ from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import THEME
 from topobus.cli.render.program_status import ProgramState, ProgramStatus, status_table
 from topobus.cli.render.syntax_colours import coloured
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.outcome import HintList
-from topobus.domain.request import Owner, OwnerKind
+from topobus.engine.drawing.letters import holders_of
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.outcome import HintList
+from topobus.values.request import Owner, OwnerKind
 
 _CODES = re.compile(r"\x1b\[([\d;]*)m")
 # White and bright black carry nothing on one ground or the other, other bright colours are greys in Solarized; a ground of our own hides the user's.

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from topobus.bus.bus import Change, ChangeKind
 from topobus.cli.render.output import THEME
 from topobus.cli.top.fleet import CountedDevice, CountedInventory, Fleet, Rank, is_shown
 from topobus.cli.top.fleet_screen import fleet_lines, fleet_screen, page_of, shown_rows
 from topobus.cli.top.keys import Key, Press
 from topobus.cli.top.screen import Palette, help_screen
 from topobus.cli.top.view import View, press, window
-from topobus.contracts.messages import ApiObject
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.view import NodeAlignment
-from topobus.runtime.bus import Change, ChangeKind
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 
 _PALETTE = Palette(Console(file=io.StringIO(), theme=THEME))
 _KEPT = Maintenance(verb=DeviceVerb.MAINTAIN, who="ada", why="fans", since="2026-01-01T00:00:00Z")

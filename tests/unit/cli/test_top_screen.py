@@ -8,15 +8,15 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from topobus.bus.bus import Change, ChangeKind
 from topobus.cli.render.output import THEME
 from topobus.cli.top.scene import Scene, ShownEvent
 from topobus.cli.top.screen import Palette, node_screen, painted
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Change, ChangeKind
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 _PALETTE = Palette(Console(file=io.StringIO(), theme=THEME))
 

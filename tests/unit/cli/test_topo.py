@@ -12,9 +12,9 @@ from topobus.cli.application import run
 from topobus.cli.exits import ExitCode
 from topobus.cli.render.path_matrix import matrix_lines
 from topobus.cli.simulation.node import open_machine
-from topobus.domain.idset import CpuSet
-from topobus.domain.path_matrix import PathMatrix, path_matrix
+from topobus.engine.drawing.path_matrix import PathMatrix, path_matrix
 from topobus.simulation.machines import build
+from topobus.values.idset import CpuSet
 
 
 def matrix_of(profile: str) -> PathMatrix:

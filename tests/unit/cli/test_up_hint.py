@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 from rich.console import Console
 
+from topobus.cli.announcements import Use
 from topobus.cli.commands.up import follow_system, ready_text
 from topobus.cli.render.output import THEME, Output
-from topobus.cli.system.announcements import Use
-from topobus.cli.system.supervision import ProgramState, ProgramStatus, Supervisor
-from topobus.cli.system.system import SERVICES, Layout, System
+from topobus.local_system.supervision import ProgramState, ProgramStatus, Supervisor
+from topobus.local_system.system import SERVICES, Layout, System
 
 _READY = tuple(ProgramStatus(name=name, state=ProgramState.READY) for name in SERVICES)
 

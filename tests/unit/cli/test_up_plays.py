@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from topobus.cli.commands.up import _play
-from topobus.cli.system.supervision import ProgramState, ProgramStatus
-from topobus.cli.system.system import System
+from topobus.local_system.supervision import ProgramState, ProgramStatus
+from topobus.local_system.system import System
 from topobus.simulation.machines import RecordedMachine, build
 
 

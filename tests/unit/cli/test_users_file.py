@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from topobus.bus.server_config.nats_accounts import Shape
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.cli.application import run
-from topobus.cli.system.users_file import UsersForm, changed_form, user_names
-from topobus.contracts.nats_accounts import Shape
-from topobus.contracts.nats_permissions import PRINCIPALS
+from topobus.cli.users_file import UsersForm, changed_form, user_names
 from topobus.simulation.nats_server import find_nats_server
 
 _NATS = Path(__file__).parents[3] / "deploy" / "nats"

@@ -5,25 +5,25 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from topobus.console.core.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
-from topobus.console.core.board import Board
-from topobus.console.core.node_drawing import node_view
-from topobus.console.core.silence import as_heard, silence_view
-from topobus.console.core.views import decision_view, for_counting, node_row, sick_view
-from topobus.console.core.waiting import WaitingList
-from topobus.contracts.messages import ApiObject, DecisionEvent
-from topobus.domain.device import Device, Inventory
-from topobus.domain.drawing.layout import layout_of
-from topobus.domain.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
-from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.silence import TOPOLOGY
-from topobus.domain.view import NodeView
+from topobus.console.rules.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
+from topobus.console.rules.board import Board
+from topobus.console.rules.node_drawing import node_view
+from topobus.console.rules.silence import as_heard, silence_view
+from topobus.console.rules.views import decision_view, for_counting, node_row, sick_view
+from topobus.console.rules.waiting import WaitingList
+from topobus.engine.drawing.layout import layout_of
+from topobus.engine.health.silence import TOPOLOGY
+from topobus.formats.messages.messages import ApiObject, DecisionEvent
+from topobus.values.device import Device, Inventory
+from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.machine import Cpu, Machine, NumaNode, PciDevice
+from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeView
 
 POD = Owner(kind=OwnerKind.POD, name="trainer", uid="u-1")
 SICK = DeviceHealth(

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from topobus.cel.selector import CelCompiler
-from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET, allocate
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.engine.allocation.values import (
     Allocated,
     AllocationInput,
     ClaimToAllocate,
@@ -20,14 +19,15 @@ from topobus.controller.allocation.values import (
     Slice,
     Usage,
 )
-from topobus.kubernetes.api.resource import (
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.resource import (
     CelSelector,
     ClaimSpec,
     DeviceClassSpec,
     Selector,
     SliceSpec,
 )
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.shape import read_as
 
 COMPILER = CelCompiler()
 NODE = "node-1"

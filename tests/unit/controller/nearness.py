@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from support.alignment_nodes import dgx_facts
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import (
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.engine.allocation.values import (
     Allocated,
     Outcome,
 )
-from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api import admit
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes import admit
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 COMPILER = CelCompiler()
 NODE = "demo-node"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.state.age_order import AgeOrder
+from topobus.engine.claims.stored import ObjectKey
 
 KEYS = st.builds(ObjectKey, st.just("resourceclaim"), st.sampled_from(["a", "b"]), st.sampled_from(["x", "y", "z"]))
 TIMES = st.sampled_from(["", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"])

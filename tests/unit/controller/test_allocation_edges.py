@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from topobus.cel.seam import facts_of
-from topobus.controller.allocation.bitset_allocator import make_bitset_plan
-from topobus.controller.allocation.explanations import explain_nodes
-from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.allocation.node_table import NodeTable, Numbers
-from topobus.controller.allocation.pools import gather_pools, node_matches
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.suggestions import would_fit
-from topobus.controller.allocation.values import Allocated, AllocationInput, DeviceId, Fault, Gate, Mode, Node, NoFit, Outcome, Slice, Usage
-from topobus.domain.outcome import Reason
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.resource import Attribute, Capacity, DeviceClassSpec, NodeSelector, SliceDevice
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.allocation.bitset_allocator import make_bitset_plan
+from topobus.engine.allocation.explanations import explain_nodes
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.node_table import NodeTable, Numbers
+from topobus.engine.allocation.pools import gather_pools, node_matches
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.suggestions import would_fit
+from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId, Fault, Gate, Mode, Node, NoFit, Outcome, Slice, Usage
+from topobus.engine.cel.seam import facts_of
+from topobus.formats.kubernetes.resource import Attribute, Capacity, DeviceClassSpec, NodeSelector, SliceDevice
+from topobus.formats.kubernetes.shape import read_as
+from topobus.values.outcome import Reason
+from topobus.values.quantity import Quantity
 from unit.controller.allocation import COMPILER, NODE, claim, device, given, gpus, request, slice_of, solve
 
 ALL = frozenset(Gate)

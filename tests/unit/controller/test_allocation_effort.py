@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.controller.allocation import search
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation import search
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import (
     AllocationInput,
     Fault,
     GaveUp,

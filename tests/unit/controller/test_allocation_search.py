@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.values import (
     Allocated,
     Fault,
     Gate,
     Mode,
     NoFit,
 )
-from topobus.kubernetes.api.resource import DeviceClassSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.resource import DeviceClassSpec
+from topobus.formats.kubernetes.shape import read_as
 from unit.controller.allocation import NODE, claim, device, devices_of, given, gpus, request, slice_of, solve
 
 ROOT = "resource.kubernetes.io/pcieRoot"

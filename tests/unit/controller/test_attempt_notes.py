@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.attempts import Attempt, attempt_of, with_attempt
-from topobus.domain.request import Policy
-from topobus.kubernetes.api.alignment_request import AlignmentRequest
-from topobus.kubernetes.api.resource import (
+from topobus.engine.claims.attempts import Attempt, attempt_of, with_attempt
+from topobus.formats.kubernetes.alignment_request import AlignmentRequest
+from topobus.formats.kubernetes.resource import (
     AllocationResult,
     DevicesAllocated,
     GrantedConfiguration,
     GrantedDevice,
     OpaqueConfiguration,
 )
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.request import Policy
 
 _TUNE = {"driver": "gpu.example.com", "parameters": {"kind": "Tune", "ratio": 0.5, "steps": [1, 2]}}
 CLAIM = ApiObject(

@@ -6,19 +6,19 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import Allocated, DeviceId
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.bus.bus import Bus
+from topobus.controller.commit.allocator import Allocator, Member, member
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocator import Allocator, Member, member
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Device, Inventory
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.engine.allocation.values import Allocated, DeviceId
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
+from topobus.values.device import Device, Inventory
 
 NODES = ("n1", "n2", "n3")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from topobus.cel.seam import DeviceFacts, SelectorError
-from topobus.cel.selector import CelSelector, compile_expression
+from topobus.engine.cel.seam import DeviceFacts, SelectorError
+from topobus.engine.cel.selector import CelSelector, compile_expression
 
 DEVICE = DeviceFacts("d.io", {"d.io": {"n": 3, "s": "fish"}}, {})
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from topobus.cel.depth import room
-from topobus.cel.seam import DeviceFacts, SelectorError
-from topobus.cel.selector import CelSelector, compile_expression
+from topobus.engine.cel.depth import room
+from topobus.engine.cel.seam import DeviceFacts, SelectorError
+from topobus.engine.cel.selector import CelSelector, compile_expression
 
 DEVICE = DeviceFacts("d.io", {"d.io": {"n": 1}}, {})
 

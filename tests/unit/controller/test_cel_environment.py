@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cel.checker import check
-from topobus.cel.environment import ENVIRONMENT, LIBRARIES
-from topobus.cel.macros import MACROS
-from topobus.cel.parser import parse
-from topobus.cel.seam import DeviceFacts, SelectorError
-from topobus.cel.selector import compile_expression
-from topobus.cel.tree import Call, Node, children
+from topobus.engine.cel.checker import check
+from topobus.engine.cel.environment import ENVIRONMENT, LIBRARIES
+from topobus.engine.cel.macros import MACROS
+from topobus.engine.cel.parser import parse
+from topobus.engine.cel.seam import DeviceFacts, SelectorError
+from topobus.engine.cel.selector import compile_expression
+from topobus.engine.cel.tree import Call, Node, children
 
 ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 """A function of the reference page, and its example."""

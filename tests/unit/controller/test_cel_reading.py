@@ -1,4 +1,4 @@
-"""What an expression reads of a device, through names of `cel.bind`, too: devices that agree on it share one verdict."""
+"""What an expression reads of a device, through names of `engine.cel.bind`, too: devices that agree on it share one verdict."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from topobus.cel.seam import DeviceFacts, Reads
-from topobus.cel.selector import CelSelector, compile_expression
+from topobus.engine.cel.seam import DeviceFacts, Reads
+from topobus.engine.cel.selector import CelSelector, compile_expression
 
 A = "device.attributes['d.io']"
 OWN = "device.attributes[device.driver]"

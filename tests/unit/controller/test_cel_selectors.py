@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.cel.seam import (
+from topobus.engine.cel.seam import (
     DeviceFacts,
     Reads,
     SelectorError,
     Version,
 )
-from topobus.cel.selector import CelCompiler
-from topobus.domain.quantity import Quantity
+from topobus.engine.cel.selector import CelCompiler
+from topobus.values.quantity import Quantity
 
 DEVICE = DeviceFacts(
     driver="gpu.example.com",

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.controller.allocation.admission import admin_problem, asks_admin, costly_selector
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.validate_classes import validate
+from topobus.controller.standalone.validate_classes import validate
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.allocation.admission import admin_problem, asks_admin, costly_selector
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
 from unit.controller.allocation import COMPILER
 
 COSTLY = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10].all(a, " * 7 + "true" + ")" * 7

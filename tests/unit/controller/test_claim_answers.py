@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topobus.controller.allocation.explanations import SHOWN_NODES, explain_nodes
-from topobus.controller.allocation.values import Fault, GaveUp, NoFit
-from topobus.domain.outcome import Reason
+from topobus.engine.allocation.explanations import SHOWN_NODES, explain_nodes
+from topobus.engine.allocation.values import Fault, GaveUp, NoFit
+from topobus.values.outcome import Reason
 
 FULL = NoFit((Reason(code="too-few-devices", message="node n: found 0"), Reason(code="device-in-use", message="3 devices: held")), 1)
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import DeviceId, PoolId
-from topobus.controller.claims import attempts, lifecycle
-from topobus.controller.claims.attempts import Attempt
-from topobus.controller.claims.stored import Stored
 from topobus.controller.state.holdings import ClaimHoldings
-from topobus.domain.errors import ContractError
-from topobus.domain.quantity import Quantity
-from topobus.domain.request import DeviceRequest, Policy
-from topobus.kubernetes.api.resource import (
+from topobus.engine.allocation.values import DeviceId, PoolId
+from topobus.engine.claims import attempts, lifecycle
+from topobus.engine.claims.attempts import Attempt
+from topobus.engine.claims.stored import Stored
+from topobus.formats.kubernetes.resource import (
     AllocationResult,
     DevicesAllocated,
     GrantedConfiguration,
     GrantedDevice,
     OpaqueConfiguration,
 )
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
+from topobus.values.quantity import Quantity
+from topobus.values.request import DeviceRequest, Policy
 
 CLAIM = ApiObject(
     api_version="resource.k8s.io/v1",

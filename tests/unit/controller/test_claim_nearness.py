@@ -7,28 +7,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.explanations import explain_nodes
-from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import (
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.engine.allocation.explanations import explain_nodes
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import (
     Allocated,
     Fault,
     GaveUp,
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.lifecycle import owner_of, placement_request, read_claim
-from topobus.controller.claims.objects import Claim
-from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_alignment_request
-from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Link, LinkClass
-from topobus.domain.errors import ContractError
-from topobus.domain.outcome import Reason
-from topobus.domain.request import Locality, LocalityLevel, Policy, Scope
-from topobus.kubernetes.api.alignment_request import AlignmentRequest
-from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.claims.lifecycle import owner_of, placement_request, read_claim
+from topobus.engine.claims.objects import Claim
+from topobus.engine.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_alignment_request
+from topobus.formats.kubernetes.alignment_request import AlignmentRequest
+from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Link, LinkClass
+from topobus.values.errors import ContractError
+from topobus.values.outcome import Reason
+from topobus.values.request import Locality, LocalityLevel, Policy, Scope
 from unit.controller.nearness import COMPILER, NODE, claim, entry, names, state
 
 GPU_AND_NIC = {"gpu": 1, "nic": 1}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.controller.reconcilers.validate_classes import validate
+from topobus.controller.standalone.validate_classes import validate
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.messages.messages import ApiObject
 
 
 def selector(expression: str) -> dict[str, Any]:

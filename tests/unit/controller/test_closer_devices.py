@@ -9,15 +9,15 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import Allocated, AllocationInput, DeviceId
-from topobus.controller.claims.lifecycle import read_claim, with_allocation
-from topobus.controller.claims.objects import Claim
-from topobus.controller.scheduling.closer_devices import bring_closer, our_devices, spanned_nodes
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.idset import NodeSet
-from topobus.kubernetes.api import admit
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId
+from topobus.engine.claims.lifecycle import read_claim, with_allocation
+from topobus.engine.claims.objects import Claim
+from topobus.engine.scheduling.closer_devices import bring_closer, our_devices, spanned_nodes
+from topobus.formats.kubernetes import admit
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.idset import NodeSet
 from unit.controller.nearness import COMPILER, NODE, claim, names, state
 
 GPUS = tuple(f"gpu-{number}" for number in range(8))

@@ -21,10 +21,10 @@ from topobus.controller.store.api import (
     Plain,
 )
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.kubernetes.informers import Informer, Key
-from topobus.runtime.clock import SystemClock
+from topobus.process.clock import SystemClock
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
 
 class Copy:

@@ -9,11 +9,11 @@ import pytest
 
 from support.cluster_home import CLASS, claim, node, slice_of
 from support.cluster_poison import WHOLE, poison
-from topobus.controller.allocation.values import DeviceId, Mode
-from topobus.controller.claims.objects import Claim
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
-from topobus.domain.errors import ContractError
+from topobus.engine.allocation.values import DeviceId, Mode
+from topobus.engine.claims.objects import Claim
+from topobus.values.errors import ContractError
 
 GPU = DeviceId(CLASS, "n1", "n1-gpu-0")
 

@@ -7,32 +7,32 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import DeviceId
-from topobus.controller.claims.attempts import Attempt, with_attempt, without_attempt
-from topobus.controller.claims.gate import has_gate, is_over, version_of, with_allocated_condition, without_gate
-from topobus.controller.claims.lifecycle import with_allocation, without_result
-from topobus.controller.claims.reservations import PodRef, with_bound_allocation, with_reservation
-from topobus.controller.scheduling.node_fit import (
+from topobus.controller.state.cluster.api_server_state import ApiServerState
+from topobus.controller.state.cluster_objects import downgraded_claim, read_object
+from topobus.controller.store.api_server_store import bound_patch
+from topobus.engine.allocation.values import DeviceId
+from topobus.engine.claims.attempts import Attempt, with_attempt, without_attempt
+from topobus.engine.claims.gate import has_gate, is_over, version_of, with_allocated_condition, without_gate
+from topobus.engine.claims.lifecycle import with_allocation, without_result
+from topobus.engine.claims.reservations import PodRef, with_bound_allocation, with_reservation
+from topobus.engine.scheduling.node_fit import (
     node_facts,
     preference_of,
     read_placing,
     why_not,
 )
-from topobus.controller.state.api_server_state import ApiServerState
-from topobus.controller.state.cluster_objects import downgraded_claim, read_object
-from topobus.controller.store.api_server_store import bound_patch
-from topobus.domain.errors import ContractError, InvariantError
-from topobus.domain.outcome import Reason
-from topobus.kubernetes.api.resource import (
+from topobus.formats.kubernetes.resource import (
     AllocationResult,
     ClaimSpec,
     DevicesAllocated,
     GrantedDevice,
     SliceSpec,
 )
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
 from topobus.testing.apiserver.shapes import merge
+from topobus.values.errors import ContractError, InvariantError
+from topobus.values.outcome import Reason
 
 POD = PodRef("default", "p", "uid-p")
 NOW = "2026-01-01T00:00:00Z"

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from topobus.controller.claims.stored import ObjectKey
-from topobus.controller.reconcilers.commit_tasks import CommitTasks, Peer
-from topobus.domain.ledger import Ledger
+from topobus.controller.standalone.commit_tasks import CommitTasks, Peer
+from topobus.engine.claims.stored import ObjectKey
 from topobus.testing.clock import ManualClock
+from topobus.values.ledger import Ledger
 
 A, B = (ObjectKey("resourceclaim", "default", name) for name in ("a", "b"))
 LEDGER = Ledger(node="n1", sequence=1)

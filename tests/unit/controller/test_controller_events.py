@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import Stored
 from topobus.controller.store.api import Api, Kind, Rejected
 from topobus.controller.store.cluster_events import EventRecorder
-from topobus.domain.errors import PeerUnavailable
+from topobus.engine.claims.stored import Stored
+from topobus.formats.messages.messages import ApiObject
 from topobus.testing.clock import LoopClock, ManualClock
+from topobus.values.errors import PeerUnavailable
 
 POD = Stored(7, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "namespace": "default", "uid": "u-1"}, spec={}))
 MORE = "its condition topobus.dev/Allocated"

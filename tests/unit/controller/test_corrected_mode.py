@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.values import (
     ALL_GATES,
     Allocated,
     AllocationInput,
@@ -20,8 +20,8 @@ from topobus.controller.allocation.values import (
     Outcome,
     Usage,
 )
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.resource import DeviceClassSpec
+from topobus.formats.kubernetes.resource import DeviceClassSpec
+from topobus.values.quantity import Quantity
 from unit.controller.allocation import NODE, claim, device, gpus, request, slice_of, solve
 from unit.controller.allocation import given as put_together
 

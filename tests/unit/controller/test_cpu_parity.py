@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from support.cpu_parity import MACHINES, NODE, compare, grouped_inventory_of, inventory_of, machine_named
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import Allocated, NoFit, Outcome
-from topobus.controller.claims.objects import Claim
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.alignment.cpus.cpu_assignment import take_cpus
-from topobus.domain.alignment.cpus.cpu_topology import CpuTopology
-from topobus.domain.alignment.planning.node_view import cores_of
-from topobus.domain.idset import CpuSet
-from topobus.domain.view import AlignmentOptions, CpuOptions, NodeAlignment
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
-from topobus.kubernetes.api.slices import slice_order
+from topobus.engine.alignment.cpus.cpu_assignment import take_cpus
+from topobus.engine.alignment.cpus.cpu_topology import CpuTopology
+from topobus.engine.alignment.planning.node_view import cores_of
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, NoFit, Outcome
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.objects import Claim
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.kubernetes.slices import slice_order
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.idset import CpuSet
+from topobus.values.view import AlignmentOptions, CpuOptions, NodeAlignment
 
 
 # Half a minute of work: the limit for a hang alone is too near on a machine with other work.

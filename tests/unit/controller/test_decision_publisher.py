@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import DecisionEvent
-from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.clock import SystemClock
+from topobus.controller.commit.decision_publisher import DecisionPublisher
+from topobus.formats.messages.messages import DecisionEvent
+from topobus.process.clock import SystemClock
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.request import Owner, OwnerKind
 
 OWNER = Owner(kind=OwnerKind.CLAIM, namespace="default", name="one", uid="u")
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.claims.binding import (
+from topobus.engine.claims.binding import (
     BindingFailed,
     BindingReady,
     BindingState,
     BindingWaits,
     binding_state,
 )
-from topobus.kubernetes.api.resource import ClaimStatus
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.resource import ClaimStatus
+from topobus.formats.kubernetes.shape import read_as
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.tolerations import RuleTaint
-from topobus.controller.allocation.values import (
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.state.taint_index import TaintIndex, read_rule
+from topobus.engine.allocation.tolerations import RuleTaint
+from topobus.engine.allocation.values import (
     Allocated,
     DeviceId,
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.eviction import next_eviction, rule_condition
-from topobus.controller.claims.lifecycle import read_claim
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.state.taint_index import TaintIndex, read_rule
-from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import ContractError
-from topobus.domain.health import DeviceHealth, HealthState
-from topobus.kubernetes.api.resource import AllocationResult, Taint
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.claims.eviction import next_eviction, rule_condition
+from topobus.engine.claims.lifecycle import read_claim
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.resource import AllocationResult, Taint
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import ContractError
+from topobus.values.health import DeviceHealth, HealthState
 from unit.controller.allocation import device, gpus, slice_of, solve
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,13 +8,13 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import dgx_facts
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.suggestions import nearest, would_fit
-from topobus.controller.allocation.values import Allocated, Mode, NoFit
-from topobus.controller.dry_run.run import DryRun, dry_run
-from topobus.controller.dry_run.situation import DryAnswer, Situation
-from topobus.domain.errors import ContractError
-from topobus.domain.outcome import Reason
+from topobus.controller.dry_run.rules.run import DryRun, dry_run
+from topobus.controller.dry_run.rules.situation import DryAnswer, Situation
+from topobus.engine.allocation.suggestions import nearest, would_fit
+from topobus.engine.allocation.values import Allocated, Mode, NoFit
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
+from topobus.values.outcome import Reason
 from unit.controller.allocation import COMPILER, claim, given, gpus, request, slice_of, solve
 
 ROOT = "resource.kubernetes.io/pcieRoot"

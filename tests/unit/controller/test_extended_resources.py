@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.extended_resources import (
+from topobus.engine.claims.extended_resources import (
     ClassName,
     claim_of_pod,
     class_for,
     extended_claim,
     with_extended_status,
 )
-from topobus.controller.claims.reservations import claim_uses
-from topobus.controller.claims.templates import claim_names, owner_pod_uid
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.limits import check_claim
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.claims.reservations import claim_uses
+from topobus.engine.claims.templates import claim_names, owner_pod_uid
+from topobus.formats.kubernetes.limits import check_claim
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
 
 CLASSES = [
     ClassName("gpu", "example.com/gpu", "2026-01-01T00:00:00Z"),

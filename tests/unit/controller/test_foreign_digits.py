@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.cel.seam import DeviceFacts, SelectorError
-from topobus.cel.selector import compile_expression
-from topobus.cel.semantic_version import SemanticVersion
-from topobus.domain.idset import CpuSet
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.slice_limits import is_version
+from topobus.engine.cel.seam import DeviceFacts, SelectorError
+from topobus.engine.cel.selector import compile_expression
+from topobus.engine.cel.semantic_version import SemanticVersion
+from topobus.formats.kubernetes.slice_limits import is_version
+from topobus.values.idset import CpuSet
+from topobus.values.quantity import Quantity
 
 FULL_WIDTH = "\uff11"
 ARABIC = "\u0661"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from support.cluster_home import claim, pod, slice_of
-from topobus.controller.claims.attempts import Attempt, with_attempt
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.gated_pod_queue import Due, GatedPodQueue, PodVersions
-from topobus.controller.state.api_server_state import ApiServerState
-from topobus.controller.state.changed_pods import ChangedPods
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.controller.cluster.gated_pod_queue import Due, GatedPodQueue, PodVersions
+from topobus.controller.state.cluster.api_server_state import ApiServerState
+from topobus.controller.state.cluster.changed_pods import ChangedPods
+from topobus.engine.claims.attempts import Attempt, with_attempt
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.testing.clock import ManualClock
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 P, Q = ("default", "p"), ("default", "q")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from support.shared_devices import GIB, shared_gpus
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import Allocated, AllocationInput, DeviceId, Node, NoFit, Outcome, Usage
-from topobus.controller.claims.lifecycle import placement_request
 from topobus.controller.state.inventory_slices import consumed_by_pods, slices_from_inventory
-from topobus.domain.device import Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.quantity import Quantity
-from topobus.domain.request import DeviceRequest, Owner, OwnerKind
-from topobus.kubernetes.api.built_in_classes import built_in_class
-from topobus.kubernetes.api.limits import check_slice
+from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId, Node, NoFit, Outcome, Usage
+from topobus.engine.claims.lifecycle import placement_request
+from topobus.formats.kubernetes.built_in_classes import built_in_class
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.quantity import Quantity
+from topobus.values.request import DeviceRequest, Owner, OwnerKind
 from unit.controller.allocation import claim, request, solve
 
 NODE = "n1"

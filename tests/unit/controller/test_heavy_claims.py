@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.admission import has_heavy_selector
-from topobus.controller.allocation.explanations import explain_nodes
-from topobus.controller.allocation.values import Allocated, Fault, GaveUp
-from topobus.controller.claims.lifecycle import read_claim
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.commit import allocation_runner
+from topobus.controller.commit.allocator import Allocator, Member, member
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers import allocation_runner
-from topobus.controller.reconcilers.allocator import Allocator, Member, member
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Device, Inventory
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.engine.allocation.admission import has_heavy_selector
+from topobus.engine.allocation.explanations import explain_nodes
+from topobus.engine.allocation.values import Allocated, Fault, GaveUp
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.lifecycle import read_claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.clock import ManualClock
+from topobus.values.device import Device, Inventory
 
 TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
 HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"

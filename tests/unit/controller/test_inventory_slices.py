@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from topobus.controller.allocation.values import DeviceId
 from topobus.controller.state.inventory_slices import holders_from_ledger, slices_from_inventory
-from topobus.domain.device import Device, Inventory, class_of_driver
-from topobus.domain.health import DeviceHealth, HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.limits import check_slice
-from topobus.kubernetes.api.resource import Attribute
+from topobus.engine.allocation.values import DeviceId
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.resource import Attribute
+from topobus.values.device import Device, Inventory, class_of_driver
+from topobus.values.health import DeviceHealth, HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 GPU = Device(
     name="gpu-0000-17-00-0",

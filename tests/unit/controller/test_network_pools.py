@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.controller.allocation.values import Allocated, Outcome
-from topobus.controller.claims.lifecycle import placement_request, read_claim
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Device, Inventory
-from topobus.kubernetes.api import parse_manifest
+from topobus.engine.allocation.values import Allocated, Outcome
+from topobus.engine.claims.lifecycle import placement_request, read_claim
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes import parse_manifest
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.values.device import Device, Inventory
 from unit.controller.allocation import solve
 
 CLAIM = """

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject, PlaceReply
-from topobus.controller.claims.attempts import Attempt
-from topobus.controller.claims.objects import Claim
-from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, Held, NodeLedgers
+from topobus.bus.streams.state import Entry
+from topobus.controller.commit.node_ledgers import NODE_FAILED, Held, NodeLedgers
 from topobus.controller.state.cluster_state import ClusterState
-from topobus.domain.errors import ConfigError, ContractError, HardwareError, PeerUnavailable
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.outcome import Reason, Refusal
-from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
-from topobus.runtime.state import Entry
+from topobus.engine.claims.attempts import Attempt
+from topobus.engine.claims.objects import Claim
+from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.formats.messages.messages import ApiObject, PlaceReply
+from topobus.values.errors import ConfigError, ContractError, HardwareError, PeerUnavailable
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.outcome import Reason, Refusal
 
 CLAIM = Claim(
     ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "one", "namespace": "default", "uid": "u"})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge
 from structlog.testing import capture_logs
 
-from topobus.contracts import catalogue
-from topobus.contracts.origin import Origin
-from topobus.controller.reconcilers.node_remarks import NodeRemarks
-from topobus.runtime.quiet import QuietLog
-from topobus.runtime.readiness import Readiness
+from topobus.controller.node_remarks import NodeRemarks
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.origin import Origin
+from topobus.process.quiet import QuietLog
+from topobus.process.readiness import Readiness
 from topobus.testing.clock import ManualClock
 
 

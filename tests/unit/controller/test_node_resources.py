@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.scheduling.node_resources import NodeResources, PodNeeds, needs_of, requests_of, why_no_room
-from topobus.domain.quantity import Quantity
+from topobus.engine.scheduling.node_resources import NodeResources, PodNeeds, needs_of, requests_of, why_no_room
+from topobus.values.quantity import Quantity
 
 
 def container(cpu: str, **fields: Any) -> dict[str, Any]:

@@ -7,23 +7,23 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.catalogue import LEDGER, RELEASE
-from topobus.contracts.messages import ApiObject, ReleaseReply, ReleaseRequest
-from topobus.controller.claims.stored import Stored
+from topobus.controller.commit.allocator import Allocator
+from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.reconcilers.allocator import Allocator
-from topobus.controller.reconcilers.node_ledgers import NodeLedgers
-from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
+from topobus.controller.standalone.release_orphans import OrphanedAllocations
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
-from topobus.runtime.work_queue import WorkQueue
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.stored import Stored
+from topobus.formats.messages.catalogue import LEDGER, RELEASE
+from topobus.formats.messages.messages import ApiObject, ReleaseReply, ReleaseRequest
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
+from topobus.process.work_queue import WorkQueue
 from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 
 def claim(name: str) -> ApiObject:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.scheduling.host_ports import host_ports_of
-from topobus.controller.scheduling.label_selectors import LabelSelector, selects, with_labels
-from topobus.controller.scheduling.node_fit import node_facts, read_placing
-from topobus.controller.scheduling.placement_rules import count_rules, read_placement
-from topobus.controller.state.placed_pods import PlacedPods
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.shape import read_as
+from topobus.controller.state.cluster.placed_pods import PlacedPods
+from topobus.engine.scheduling.kube_rules.host_ports import host_ports_of
+from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, selects, with_labels
+from topobus.engine.scheduling.kube_rules.placement_rules import count_rules, read_placement
+from topobus.engine.scheduling.node_fit import node_facts, read_placing
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
 
 WEB = {"matchLabels": {"app": "web"}}
 HOST, ZONE = "kubernetes.io/hostname", "zone"

@@ -5,19 +5,19 @@ from __future__ import annotations
 import structlog
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.plan_messages import PlanRequest
+from topobus.bus.bus import Bus
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Inventory
-from topobus.domain.machine import Machine
-from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.bus import Fates, MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
+from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
 
 POD = PodRequest(owner=Owner(kind=OwnerKind.POD, name="p", uid="u"), containers=(ContainerRequest(name="main"),))
 

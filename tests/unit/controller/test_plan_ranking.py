@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from topobus.controller.scheduling.rank import holding_nodes, rank_nodes
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.engine.scheduling.rank import holding_nodes, rank_nodes
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
 
 
 def _placed(*nodes: NodeSet, preferred: bool = True) -> Placement:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topobus.controller.claims.reservations import Consumer
-from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.state.pod_links import PodLinks
+from topobus.engine.claims.reservations import Consumer
+from topobus.engine.claims.stored import ObjectKey
 
 POD = ObjectKey("pod", "default", "trainer")
 MADE, SHARED = (ObjectKey("resourceclaim", "default", name) for name in ("made", "shared"))

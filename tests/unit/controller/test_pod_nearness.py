@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import Allocated, NoFit, Outcome
-from topobus.controller.claims.lifecycle import owner_of, read_claim
-from topobus.controller.claims.objects import Claim, Pod
-from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_alignment_request
-from topobus.controller.scheduling.pod_alignment import aligned_pod_request, claim_uses, groups_of
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.outcome import Placement
-from topobus.domain.request import ClaimUse, Owner, OwnerKind, PodRequest, Policy, Scope
-from topobus.domain.view import AlignmentOptions, NodeAlignment
-from topobus.kubernetes.api import admit
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, NoFit, Outcome
+from topobus.engine.claims.lifecycle import owner_of, read_claim
+from topobus.engine.claims.objects import Claim, Pod
+from topobus.engine.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_alignment_request
+from topobus.engine.scheduling.pod_alignment import aligned_pod_request, claim_uses, groups_of
+from topobus.formats.kubernetes import admit
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.outcome import Placement
+from topobus.values.request import ClaimUse, Owner, OwnerKind, PodRequest, Policy, Scope
+from topobus.values.view import AlignmentOptions, NodeAlignment
 from unit.controller.nearness import COMPILER, NODE, claim, entry, names, state
 
 

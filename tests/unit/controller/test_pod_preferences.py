@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.scheduling.node_fit import node_facts, read_placing
-from topobus.controller.scheduling.preferences import points_of, read_preferences
-from topobus.controller.scheduling.score import NodeScore, rank
-from topobus.controller.state.placed_pods import PlacedPods
+from topobus.controller.state.cluster.placed_pods import PlacedPods
+from topobus.engine.scheduling.kube_rules.preferences import points_of, read_preferences
+from topobus.engine.scheduling.node_fit import node_facts, read_placing
+from topobus.engine.scheduling.score import NodeScore, rank
+from topobus.formats.messages.messages import ApiObject
 
 HOST, ZONE = "kubernetes.io/hostname", "zone"
 WEB = {"matchLabels": {"app": "web"}}

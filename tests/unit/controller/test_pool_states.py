@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.allocation.pools import Pool, PoolState, gather_pools
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.pools import Pool, PoolState, gather_pools
+from topobus.engine.allocation.values import (
     ALL_GATES,
     Allocated,
     Fault,

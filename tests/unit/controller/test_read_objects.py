@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from support.cluster_home import claim, pod
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims import lifecycle, objects, reservations
-from topobus.controller.claims.objects import Claim, Pod
-from topobus.controller.claims.stored import Stored
-from topobus.controller.reconcilers.gated_pod_queue import GatedPodQueue
-from topobus.controller.scheduling.decisions import PodPlan, pre_filter
-from topobus.controller.scheduling.pod_alignment import aligned_pod_request
-from topobus.controller.state.api_server_state import ApiServerState
-from topobus.domain.errors import ContractError
+from topobus.controller.cluster.gated_pod_queue import GatedPodQueue
+from topobus.controller.state.cluster.api_server_state import ApiServerState
+from topobus.engine.claims import lifecycle, objects, reservations
+from topobus.engine.claims.objects import Claim, Pod
+from topobus.engine.claims.stored import Stored
+from topobus.engine.scheduling.decisions import PodPlan, pre_filter
+from topobus.engine.scheduling.pod_alignment import aligned_pod_request
+from topobus.formats.messages.messages import ApiObject
 from topobus.testing.clock import ManualClock
+from topobus.values.errors import ContractError
 
 
 def _claim(*, spec: Any = None, status: Any = None, annotations: dict[str, str] | None = None) -> ApiObject:

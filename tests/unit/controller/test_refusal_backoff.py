@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topobus.controller.allocation.values import DeviceId
 from topobus.controller.state.refusal_backoff import RefusalBackoff
+from topobus.engine.allocation.values import DeviceId
 
 ONE, TWO = DeviceId("d", "n", "one"), DeviceId("d", "n", "two")
 

@@ -8,11 +8,11 @@ from unittest.mock import patch
 
 import pytest
 
-from topobus.controller.allocation import nearest_miss
-from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.allocation.suggestions import nearest
-from topobus.controller.allocation.values import DeviceId, Mode, NoFit
-from topobus.domain.quantity import Quantity
+from topobus.engine.allocation import nearest_miss
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.suggestions import nearest
+from topobus.engine.allocation.values import DeviceId, Mode, NoFit
+from topobus.values.quantity import Quantity
 from unit.controller.allocation import claim, device, given, gpus, request, slice_of, solve
 
 TAG = "example.com/tag"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobus.controller.reconcilers.replica_turns import ReplicaTurns, Stage
+from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
 from topobus.testing.clock import ManualClock
 
 UIDS = [f"uid-{number}" for number in range(200)]

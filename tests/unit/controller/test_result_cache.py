@@ -6,17 +6,17 @@ import pytest
 
 from lab.allocator.cases import Cluster, claim, node_name
 from lab.allocator.measures import Bench
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import (
+from topobus.controller.state.result_cache import RequestShape
+from topobus.engine.allocation.values import (
     Allocated,
     Mode,
     NoFit,
     Outcome,
 )
-from topobus.controller.claims.lifecycle import read_claim
-from topobus.controller.claims.stored import ObjectKey
-from topobus.controller.state.result_cache import RequestShape
-from topobus.domain.machine import Machine
+from topobus.engine.claims.lifecycle import read_claim
+from topobus.engine.claims.stored import ObjectKey
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.machine import Machine
 
 
 def _shape(bench: Bench, **wanted: object) -> RequestShape:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.allocation.values import Fault, NoFit
-from topobus.controller.scheduling.decisions import NodeMiss
-from topobus.controller.scheduling.rule_misses import explain_choice
-from topobus.domain.outcome import Reason
+from topobus.engine.allocation.values import Fault, NoFit
+from topobus.engine.scheduling.decisions import NodeMiss
+from topobus.engine.scheduling.kube_rules.rule_misses import explain_choice
+from topobus.values.outcome import Reason
 
 
 def kept_off(node: str, *whys: tuple[str, str] | tuple[str, str, dict[str, Any]]) -> NodeMiss:

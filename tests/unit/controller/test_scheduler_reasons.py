@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.controller.scheduling.scheduler_reasons import uncovered_reasons
+from topobus.engine.scheduling.kube_rules.scheduler_reasons import uncovered_reasons
 
 PREEMPTION = " preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
 

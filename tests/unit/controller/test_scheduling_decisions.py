@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.values import (
     Allocated,
     Fault,
     Node,
     NoFit,
     Outcome,
 )
-from topobus.controller.claims import reservations as objects
-from topobus.controller.claims.objects import Claim, Pod
-from topobus.controller.claims.reservations import AllocationMode, PodRef
-from topobus.controller.scheduling.decisions import (
+from topobus.engine.claims import reservations as objects
+from topobus.engine.claims.objects import Claim, Pod
+from topobus.engine.claims.reservations import AllocationMode, PodRef
+from topobus.engine.scheduling.decisions import (
     Blocked,
     NodeFit,
     NodeMiss,
@@ -32,19 +31,20 @@ from topobus.controller.scheduling.decisions import (
     pre_filter,
     reserve,
 )
-from topobus.controller.scheduling.score import (
+from topobus.engine.scheduling.score import (
     NodeScore,
     normalize,
     preference,
     rank,
     score_node,
 )
-from topobus.domain.errors import ContractError
-from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Reason
-from topobus.kubernetes.api.objects import DELETE_PROTECTION
-from topobus.kubernetes.api.resource import AllocationResult
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.objects import DELETE_PROTECTION
+from topobus.formats.kubernetes.resource import AllocationResult
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
+from topobus.values.idset import NodeSet
+from topobus.values.outcome import Reason
 
 POD = ApiObject(
     api_version="v1",

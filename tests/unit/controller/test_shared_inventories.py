@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from topobus.controller.allocation.values import Allocated, AllocationInput, DeviceId, Mode, Node, NoFit, Outcome, Usage
 from topobus.controller.state.inventory_slices import slices_from_inventory
-from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.domain.device import Device, Inventory, driver_name
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.built_in_classes import built_in_class
-from topobus.kubernetes.api.limits import check_slice
+from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId, Mode, Node, NoFit, Outcome, Usage
+from topobus.formats.kubernetes.built_in_classes import built_in_class
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.quantity import Quantity
 from unit.controller.allocation import claim, request, solve
 
 NODE = "n1"

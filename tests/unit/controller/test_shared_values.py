@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.alignment_nodes import dgx_facts
-from topobus.cel.seam import facts_of
-from topobus.contracts.codec import decode, encode
-from topobus.controller.allocation.pools import reasons_unreadable
 from topobus.controller.state import shared_values
 from topobus.controller.state.shared_values import SharedValues
-from topobus.domain.device import Device, DeviceVerb, Inventory, Maintenance, driver_name
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine
-from topobus.kubernetes.api.slices import slice_device
+from topobus.engine.allocation.pools import reasons_unreadable
+from topobus.engine.cel.seam import facts_of
+from topobus.formats.kubernetes.slices import slice_device
+from topobus.formats.messages.codec import decode, encode
+from topobus.values.device import Device, DeviceVerb, Inventory, Maintenance, driver_name
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine
 
 MACHINE, INVENTORIES = dgx_facts()
 SICK = DeviceHealth(

@@ -7,16 +7,16 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.silent_services import SilentServices
+from topobus.bus.bus import Bus
+from topobus.controller.standalone.silent_services import SilentServices
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Inventory
-from topobus.domain.silence import Answered, SilenceSettings, Silent, SilentBecause
-from topobus.runtime.bus import Bus
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.health.silence import Answered, SilenceSettings, Silent, SilentBecause
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.testing.clock import ManualClock
+from topobus.values.device import Inventory
 
 SETTINGS = SilenceSettings(every_s=3.0)
 CLAIM = ObjectKey("resourceclaim", "default", "job")

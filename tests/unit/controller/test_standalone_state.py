@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import Allocated, AllocationInput, Fault
-from topobus.controller.claims import attempts, lifecycle
-from topobus.controller.claims.lifecycle import read_claim
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.machine import Machine, NumaNode
-from topobus.domain.request import Owner, OwnerKind
+from topobus.engine.allocation.values import Allocated, AllocationInput, Fault
+from topobus.engine.claims import attempts, lifecycle
+from topobus.engine.claims.lifecycle import read_claim
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import ContractError
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.machine import Machine, NumaNode
+from topobus.values.request import Owner, OwnerKind
 from unit.controller.allocation import solve
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.reconcilers.evict_tainted import Evictor
+from topobus.controller.standalone.evict_tainted import Evictor
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
-from topobus.runtime.work_queue import WorkQueue
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
+from topobus.process.work_queue import WorkQueue
 from topobus.testing.clock import ManualClock
 
 DRIVER = "gpu.example.com"

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.codec import decode, encode
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import Fault
-from topobus.controller.claims import attempts, lifecycle
-from topobus.controller.claims.reservations import PodRef, with_reservation, without_allocation
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.resource import AllocationResult
+from topobus.engine.allocation.values import Fault
+from topobus.engine.claims import attempts, lifecycle
+from topobus.engine.claims.reservations import PodRef, with_reservation, without_allocation
+from topobus.formats.kubernetes.resource import AllocationResult
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
 from unit.controller.allocation import claim, given, gpus, slice_of, solve
 
 NEW = {"fromTheFuture": {"a": [1, {"b": None}]}}

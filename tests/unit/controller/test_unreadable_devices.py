@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.conformance.allocator_checks import answer_case
-from topobus.cel.selector import CelCompiler
+from topobus.engine.cel.selector import CelCompiler
 
 LISTS = "DRAListTypeAttributes"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.allocation.values import Node
-from topobus.controller.scheduling.volume_rules import PodVolumes, read_pod_volumes
-from topobus.controller.state.volume_index import VolumeIndex
-from topobus.domain.errors import ContractError
+from topobus.controller.state.cluster.volume_index import VolumeIndex
+from topobus.engine.allocation.values import Node
+from topobus.engine.scheduling.kube_rules.volume_rules import PodVolumes, read_pod_volumes
+from topobus.values.errors import ContractError
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 NODES = {"n1": "a", "n2": "b"}

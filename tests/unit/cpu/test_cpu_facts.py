@@ -10,11 +10,11 @@ from msgspec import convert
 
 from topobus.cpu.config import CpuGroupSettings
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
-from topobus.domain.device import Device
-from topobus.kubernetes.api.slices import slice_device
+from topobus.formats.kubernetes.slices import slice_device
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
 
 CPUS = "sys/devices/system/cpu"
 

@@ -9,10 +9,10 @@ import pytest
 from support.sysfs_trees import write
 from topobus.cpu.config import CpuGroupSettings
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
-from topobus.domain.device import Device
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
 
 CPU, CONTROLLERS = "sys/devices/system/cpu", "sys/devices/system/edac/mc"
 DEVICES = [Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, socket=cpu // 2) for cpu in range(4)]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from topobus.cpu.plugins.cpu_parameters import CpuParameters, read_cpu_parameters
-from topobus.domain.outcome import Refusal
-from topobus.kubernetes.api.classic_parameters import SHARING_KIND
+from topobus.formats.kubernetes.classic.classic_parameters import SHARING_KIND
+from topobus.values.outcome import Refusal
 
 _OURS = {"apiVersion": "topobus.dev/v1"}
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.codec import encode
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Inventory
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.codec import encode
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Inventory
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
 EMPTY = Tree(HardwareSettings(root="/nonexistent"))

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from support.hands_bench import OWNER, HandsBench
-from topobus.contracts.adjust_messages import Adjusted, AdjustReply, AdjustRequest
-from topobus.contracts.messages import Prepared, PrepareRequest
-from topobus.devicekit.adjust import Adjuster
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import ContainerName
+from topobus.devicekit.verbs.adjust import Adjuster
+from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
+from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.folder_driver import FolderDriver
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import ContainerName
 
 MAIN = ContainerName(namespace="default", pod="app", pod_uid="p1", name="main")
 

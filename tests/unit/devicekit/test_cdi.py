@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name, lowest_version, parse, problems, render
-from topobus.devicekit.cdi_files import delete, find_files, write
-from topobus.domain.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from topobus.domain.errors import ContractError
+from topobus.devicekit.containers.cdi_files import delete, find_files, write
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name, lowest_version, parse, problems, render
+from topobus.values.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
+from topobus.values.errors import ContractError
 
 EDITS = ContainerEdits(env={"A": "1"})
 

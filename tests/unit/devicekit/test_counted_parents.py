@@ -11,28 +11,28 @@ import pytest
 
 from support.kfd_machines import MI300X_BYTES, KfdMachine
 from support.sysfs_trees import write
-from topobus.cel.selector import CelCompiler
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
 from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.driver import DeviceDriver, ParentingDriver, PrepareContext
-from topobus.devicekit.health import HealthSettings
-from topobus.devicekit.inventory_merge import DriverView, advance_inventory
-from topobus.domain.device import DeviceRole, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.partitions import MAX_PARTS, PARTS
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.engine.health.inventory_merge import DriverView, advance_inventory
+from topobus.formats.kubernetes.built_in_classes import built_in_class
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
-from topobus.gateway.core.lists import plugin_lists
+from topobus.gateway.device_plugins.rules.lists import plugin_lists
 from topobus.gpu.plugins.amd import AmdDriver
-from topobus.kubernetes.api.built_in_classes import built_in_class
-from topobus.kubernetes.api.limits import check_slice
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import Tree
+from topobus.values.device import DeviceRole, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.partitions import MAX_PARTS, PARTS
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
 PHYSICAL = PciAddress.parse("0000:3b:00.0")

@@ -11,22 +11,22 @@ import pytest
 
 from support.hands_bench import OTHER, OWNER, TIMEOUT_S, HandsBench, new_card
 from support.thread_turns import other_threads
-from topobus.contracts.messages import Prepared, PrepareRequest
-from topobus.contracts.sandbox_messages import Attached, AttachReply
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.formats.messages.messages import Prepared, PrepareRequest
+from topobus.formats.messages.sandbox_messages import Attached, AttachReply
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import HealthState
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.hints import hinting_driver, hints_of
-from topobus.domain.device import Device
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine, NumaNode
+from topobus.devicekit.host.hints import hinting_driver, hints_of
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine, NumaNode
 
 
 class _Opinionated(ToyDriver):

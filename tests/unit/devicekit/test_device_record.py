@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topobus.devicekit.device_record import DeviceRecord, RecordState, Step
-from topobus.domain.errors import InvariantError
+from topobus.values.errors import InvariantError
 
 
 def test_record_writes_each_state_before_it_holds_it_when_steps_come_and_go() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from topobus.devicekit.device_reset import forget_interrupted, reset_device
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import Device
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs.device_reset import forget_interrupted, reset_device
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
 
 GPU = Device(name="gpu-0", device_class="gpu", driver="toy", pci=PciAddress.parse("0000:18:00.0"))
 

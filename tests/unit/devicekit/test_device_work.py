@@ -11,16 +11,16 @@ import pytest
 
 from support.hands_bench import CLEANING, OTHER, OWNER, HandsBench, new_card
 from support.thread_turns import other_threads
-from topobus.contracts.messages import Prepared
-from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.health import HealthState
-from topobus.domain.outcome import Refusal
+from topobus.formats.messages.messages import Prepared
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.health import HealthState
+from topobus.values.outcome import Refusal
 
 
 @pytest.fixture

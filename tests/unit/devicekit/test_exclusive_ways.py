@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.devicekit.exclusive_ways import count_ways
-from topobus.domain.device import Device
-from topobus.domain.partitions import Partitions
+from topobus.devicekit.partitioning.exclusive_ways import count_ways
+from topobus.values.device import Device
+from topobus.values.partitions import Partitions
 
 CARD = "gpu-0"
 

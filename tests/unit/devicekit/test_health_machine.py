@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from topobus.devicekit.health import HealthSettings, clear_sticky_faults, is_same_to_readers, next_health, silence
-from topobus.domain.health import DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
+from topobus.engine.health.health_machine import HealthSettings, clear_sticky_faults, is_same_to_readers, next_health, silence
+from topobus.values.health import DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _SETTINGS = HealthSettings(hold_s=10.0, flap_count=3)

@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from topobus.devicekit.health import HealthSettings, silence
-from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advance_inventory
-from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.domain.device import Device, DeviceRole, Inventory, KeptFunction
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.partitions import Partitions
-from topobus.domain.pci import PciAddress
+from topobus.engine.health.health_machine import HealthSettings, silence
+from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
+from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.values.device import Device, DeviceRole, Inventory, KeptFunction
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.partitions import Partitions
+from topobus.values.pci import PciAddress
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _ADDRESS = PciAddress.parse("0000:18:00.0")

@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from topobus.devicekit.health import HealthSettings, silence
-from topobus.devicekit.inventory_merge import DriverView, MergedInventory, advance_inventory
-from topobus.devicekit.leftovers import dirty, with_leftovers
-from topobus.domain.device import Device
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
+from topobus.devicekit.verbs.leftovers import dirty, with_leftovers
+from topobus.engine.health.health_machine import HealthSettings, silence
+from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
+from topobus.values.device import Device
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ADDRESS = PciAddress.parse("0000:3b:00.0")

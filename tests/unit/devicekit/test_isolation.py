@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from support.thread_turns import other_threads
-from topobus.devicekit import isolation
-from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
-from topobus.domain.errors import HardwareError
-from topobus.runtime.clock import SystemClock
+from topobus.devicekit.host import isolation
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.process.clock import SystemClock
 from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.errors import HardwareError
 
 _TIMEOUT_S = 5.0
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.devicekit.journal import Journal, JournalTaken, journal_folder
-from topobus.devicekit.journal_values import DeviceEntry, OwnerEntry
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.idset import NodeSet
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.journal.journal import Journal, JournalTaken, journal_folder
+from topobus.devicekit.journal.journal_values import DeviceEntry, OwnerEntry
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.idset import NodeSet
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 OTHER = Owner(kind=OwnerKind.CLAIM, name="other", uid="u2")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.operation_messages import ClassMaintenance, Operated, PerformRequest
-from topobus.devicekit.inventory_merge import DriverView
-from topobus.devicekit.maintenance import (
+from topobus.devicekit.maintenance.maintenance import (
     OPERATIONS_KEPT,
     changed_by,
     forgiven,
@@ -16,9 +14,11 @@ from topobus.devicekit.maintenance import (
     with_maintenance,
     with_operation,
 )
-from topobus.domain.device import Device
-from topobus.domain.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState, Observation
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb, Maintenance
+from topobus.engine.health.inventory_merge import DriverView
+from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, PerformRequest
+from topobus.values.device import Device
+from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState, Observation
+from topobus.values.maintenance import DeviceOperation, DeviceVerb, Maintenance
 
 EMPTY = ClassMaintenance(node="n1", device_class="gpu")
 GPU = Device(name="gpu-0", device_class="gpu")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, render
-from topobus.devicekit.oci import CdiFile, HostNode, OciResult, PluginAnswer, device_paths, oci_spec
-from topobus.devicekit.oci_host import look_up, read_cdi_files
-from topobus.domain.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from topobus.domain.outcome import Refusal
+from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, render
+from topobus.formats.containers.oci import CdiFile, HostNode, OciResult, PluginAnswer, device_paths, oci_spec
+from topobus.values.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
+from topobus.values.outcome import Refusal
 
 BASE: dict[str, Any] = {
     "ociVersion": "1.0.2",

@@ -28,15 +28,15 @@ from support.passthrough_bench import (
 from support.sriov_kernel import PHYSICAL, SriovKernel, virtual_address
 from support.sysfs_trees import write
 from support.thread_turns import other_threads
-from topobus.contracts.messages import Prepared
-from topobus.contracts.sandbox_messages import Accepted
 from topobus.devicekit.settings import FunctionRule, PassthroughRule, PassthroughSettings
-from topobus.domain.device import DeviceRole
-from topobus.domain.pci import PciAddress
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import Prepared
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.simulation.kernel_writes import KernelWrites
+from topobus.values.device import DeviceRole
+from topobus.values.pci import PciAddress
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from support.passthrough_bench import ALLOWED, ASKED, FOURTH, OTHER, OWNER, THIRD, PassthroughBench, nodes_of
-from topobus.contracts.messages import Prepared
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.function_switch import FunctionSwitch
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.passthrough import PassthroughDriver
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.passthrough.function_switch import FunctionSwitch
+from topobus.devicekit.passthrough.passthrough import PassthroughDriver
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.formats.messages.messages import Prepared
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.testing.drivers.deaths import deaths
 

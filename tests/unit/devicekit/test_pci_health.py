@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, select_functions
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice, PciLink
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine, NumaNode, PciDevice, PciLink
+from topobus.values.pci import PciAddress
 
 _ADDRESS = PciAddress.parse("0000:18:00.0")
 _PORT = "sys/devices/pci0000:17/0000:17:00.0"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.devicekit.pool_assignment import check_pools, odd_pools, with_pools
-from topobus.domain.device import Device
-from topobus.domain.errors import ConfigError
-from topobus.domain.pools import Condition, Pool
+from topobus.engine.health.pool_assignment import check_pools, odd_pools, with_pools
+from topobus.values.device import Device
+from topobus.values.errors import ConfigError
+from topobus.values.pools import Condition, Pool
 
 
 def pool(name: str, model: str) -> Pool:

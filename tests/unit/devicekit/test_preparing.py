@@ -11,20 +11,20 @@ import msgspec
 import pytest
 
 from support.thread_turns import other_threads
-from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
-from topobus.devicekit.device_hands import DeviceHands
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.prepare import Preparer, merge_edits
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import DeviceSharing
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.host.isolation import IsolatedDriver
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.prepare import Preparer, merge_edits
+from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.device_sharing import DeviceSharing
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 _TIMEOUT_S = 5.0

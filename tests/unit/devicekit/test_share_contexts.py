@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.devicekit.device_hands import DeviceHands
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.prepare import Preparer
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import DeviceSharing
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.host.isolation import IsolatedDriver
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.device_sharing import DeviceSharing
+from topobus.values.edits import ContainerEdits
+from topobus.values.request import Owner, OwnerKind
 
 GPU = Device(
     name="acme-0", device_class="gpu", driver="acme", allows_multiple=True, capacity={"shares": 4}, sharing=DeviceSharing(replicas=4)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from topobus.devicekit.shared_devices import SharedPool, check_sharing_settings, odd_sharing, with_sharing
-from topobus.devicekit.sharing import read_sharing, with_operators_sharing
-from topobus.domain.counters import CapacityPolicy, CounterUse
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import DeviceSharing
-from topobus.domain.errors import ConfigError
-from topobus.domain.pools import Condition, Pool
-from topobus.kubernetes.api.slices import slice_device
+from topobus.devicekit.sharing.shared_devices import SharedPool, check_sharing_settings, odd_sharing, with_sharing
+from topobus.devicekit.sharing.sharing import read_sharing, with_operators_sharing
+from topobus.formats.kubernetes.slices import slice_device
+from topobus.values.counters import CapacityPolicy, CounterUse
+from topobus.values.device import Device
+from topobus.values.device_sharing import DeviceSharing
+from topobus.values.errors import ConfigError
+from topobus.values.pools import Condition, Pool
 
 MIB = 1 << 20
 WHERE = (Condition(field="model", glob="*H100*"),)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.sharing import read_sharing, refuse_sharing, sharing_of
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.classic_parameters import MpsConfig, Sharing
+from topobus.devicekit.sharing.sharing import read_sharing, refuse_sharing, sharing_of
+from topobus.formats.kubernetes.classic.classic_parameters import MpsConfig, Sharing
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")
 DEVICES = (Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu"))

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.devicekit.driver_poller import DriverPoller
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.metrics import DeviceSeries
+from topobus.devicekit.host.driver_poller import DriverPoller
+from topobus.devicekit.host.isolation import IsolatedDriver
+from topobus.devicekit.host.metrics import DeviceSeries
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.machine import Machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.machine import Machine
 
 MACHINE = Machine(node="n", generation=1, numa_nodes=(), cpus=())
 RISE = Observation(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="aer-fatal")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from topobus.discovery.core.changes import describe_changes, machine_to_publish
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu, HugepagePool, Machine, NumaNode, PciDevice, PciLink
-from topobus.domain.pci import PciAddress
+from topobus.discovery.rules.changes import describe_changes, machine_to_publish
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Cpu, HugepagePool, Machine, NumaNode, PciDevice, PciLink
+from topobus.values.pci import PciAddress
 
 GPU = PciDevice(
     address=PciAddress.parse("0000:3b:00.0"),

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import MACHINE
 from topobus.discovery.config import DiscoverySettings
 from topobus.discovery.service import _Publisher
-from topobus.domain.errors import PeerUnavailable
-from topobus.runtime.clock import SystemClock
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.process.clock import SystemClock
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.bus import MemoryBus, MemoryNats
+from topobus.values.errors import PeerUnavailable
 
 NODE = "n1"
 

@@ -9,15 +9,15 @@ from typing import Any
 import yaml
 
 from support.kustomize import built, environment_of, pod_of
-from topobus.domain.errors import ConfigError
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.config import check as check_gateway
 from topobus.gpu.config import GpuSettings
 from topobus.gpu.driver_root.access import Access, read_access
 from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS
 from topobus.gpu.driver_root.file_edits import CACHED_FOLDER, IMAGES_FOLDER
-from topobus.runtime.config import load_settings
+from topobus.process.config import load_settings
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.values.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/cuda-without-a-toolkit.md").read_text(encoding="utf-8")

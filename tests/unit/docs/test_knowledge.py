@@ -69,7 +69,7 @@ def test_merge_page_names_code_that_exists() -> None:
     """Each `module.name` or `Class.name` of the page's "Code:" lines is defined in the alignment room."""
     text = _MERGE.read_text(encoding="utf-8")
     named = {name for line in re.findall(r"^Code: (.+?)$", text, re.MULTILINE) for name in re.findall(r"`(\w+\.[\w.]+)`", line)}
-    room = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "shared/topobus/domain/alignment").rglob("*.py")}
+    room = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "shared/topobus/engine/alignment").rglob("*.py")}
     source = "\n".join(room.values())
 
     def is_defined(name: str) -> bool:

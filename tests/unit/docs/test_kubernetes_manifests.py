@@ -14,7 +14,7 @@ from lightkube import codecs
 from support.kustomize import built, named, pod_of
 from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.config import check as check_gateway
-from topobus.runtime.config import ServiceSettings, load_settings
+from topobus.process.config import ServiceSettings, load_settings
 
 _FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")

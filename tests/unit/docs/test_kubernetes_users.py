@@ -8,8 +8,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.kustomize import DEPLOY, Manifest, built, container_of, environment_of, named, pod_of
-from topobus.cli.secrets.cluster_certificates import server_names
-from topobus.cli.secrets.secret_objects import (
+from topobus.bus.server_config.nats_accounts import Shape, accounts, is_outside
+from topobus.bus.server_config.nats_permissions import render_server
+from topobus.bus.server_config.nats_tls import server_tls
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.keys.cluster_certificates import server_names
+from topobus.keys.secret_objects import (
     AUTHORITY_MAP,
     AUTHORITY_SECRET,
     LEAVES_SECRET,
@@ -19,11 +23,7 @@ from topobus.cli.secrets.secret_objects import (
     user_secret,
     users_of,
 )
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.nats_accounts import Shape, accounts, is_outside
-from topobus.contracts.nats_permissions import render_server
-from topobus.contracts.nats_tls import server_tls
-from topobus.runtime.config import NatsSettings, ServiceSettings, load_settings
+from topobus.process.config import NatsSettings, ServiceSettings, load_settings
 
 _WORKLOADS = ("DaemonSet", "Deployment")
 _LEAVES = ("kubernetes-leaf", "kubernetes-replicated-hub")

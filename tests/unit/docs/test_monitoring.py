@@ -15,7 +15,7 @@ import yaml
 
 from docpages.metrics import METRIC_MODULES
 from support.kustomize import built
-from topobus.runtime.metric_descriptors import MetricDescriptor, descriptors_of
+from topobus.process.metric_descriptors import MetricDescriptor, descriptors_of
 
 _ROOT = Path(__file__).resolve().parents[3]
 _MONITORING = _ROOT / "deploy" / "monitoring"

@@ -8,9 +8,9 @@ import pytest
 from lightkube import codecs
 
 from support.kustomize import built, container_of, environment_of, named, pod_of
-from topobus.contracts.nats_shapes import render_hub, render_leaf
+from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
+from topobus.process.config import ServiceSettings, load_settings
 from topobus.relay.config import RelaySettings
-from topobus.runtime.config import ServiceSettings, load_settings
 
 # Where the Secrets are mounted.
 _IN_POD = {"tls": "/etc/nats-tls", "users": "../nats-users/users.conf"}

@@ -12,8 +12,8 @@ import msgspec
 import yaml
 
 from topobus.nic.config import InterfaceSettings
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_reading import read_interface_config
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/put-a-nic-into-a-pod.md"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-_SHORT = {"controller/": "services/topobus/controller/", "gateway/": "services/topobus/gateway/"}
+_SHORT = {"engine/": "shared/topobus/engine/", "controller/": "services/topobus/controller/", "gateway/": "services/topobus/gateway/"}
 
 
 def _answers() -> list[tuple[str, str, str]]:

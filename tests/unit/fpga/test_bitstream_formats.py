@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.bitstream_files import FUNCTION, INTERFACE, OPENCL_FUNCTION, PLATFORM, XCLBIN_UUID, aocx, elf, gbs, xclbin
-from topobus.domain.outcome import Refusal
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm
 from topobus.fpga.bitstreams.xclbin import XCLBIN_HEADER, XCLBIN_PREFIX, XCLBIN_SECTION
+from topobus.values.outcome import Refusal
 
 # What looking at any file may allocate: tables and metadata have bounds of 64 KiB each, and a piece of a compressed file has 1 MiB.
 MOST_ALLOCATED = 8 * 1024 * 1024

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from support.bitstream_files import FUNCTION, aocx, gbs, xclbin
-from topobus.domain.outcome import Refusal
 from topobus.fpga.bitstreams.store import BitstreamStore, StoreEntry, load_image, manifest_name
 from topobus.fpga.bitstreams.store_changes import add_bitstream, remove_bitstream
 from topobus.fpga.store_command import main
+from topobus.values.outcome import Refusal
 
 
 def add(folder: Path, content: bytes, name: str = "matrix", namespaces: tuple[str, ...] = ("team-a",), **more: bool | str) -> StoreEntry:

@@ -14,10 +14,10 @@ import pytest
 from support.bitstream_files import FUNCTION, INTERFACE, OPENCL_FUNCTION, aocx, gbs, xclbin
 from support.dfl_bench import DflBench, asking, claim
 from support.fpga_cards import BLANK, add, port_file
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Refusal
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Refusal
 
 OTHER = "0123456789abcdef" * 2
 

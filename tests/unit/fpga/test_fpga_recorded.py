@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.health import HealthState
 
 
 @pytest.fixture(scope="module")

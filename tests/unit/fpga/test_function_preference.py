@@ -12,17 +12,17 @@ import yaml
 
 from support.bitstream_files import FUNCTION, gbs
 from support.fpga_cards import FileDflProgrammer, add, dfl_machine
-from topobus.cel.selector import CelCompiler
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Node, Slice
-from topobus.domain.device import Device
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Node, Slice
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.kubernetes.slices import slice_device
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
-from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec, SliceSpec
-from topobus.kubernetes.api.shape import read_as
-from topobus.kubernetes.api.slices import slice_device
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/fpga-functions.md"
 CLASS = "fpga.topobus.dev"

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState, Observation
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.health import HealthState, Observation
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 ADDRESS = PciAddress.parse("0000:5e:00.0")
 FUNCTION = PciDevice(address=ADDRESS, vendor=0x8086, device=0x0B30, class_code=0x120000, numa_node=1, root="pci0000:5d", driver="dfl-pci")

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 MANAGEMENT = PciDevice(
     address=PciAddress.parse("0000:3b:00.0"), vendor=0x10EE, device=0x505C, class_code=0x120000, numa_node=0, driver="xclmgmt"

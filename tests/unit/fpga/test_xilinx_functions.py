@@ -11,18 +11,18 @@ import pytest
 
 from support.bitstream_files import INTERFACE, PLATFORM, XCLBIN_UUID, gbs, xclbin
 from support.fpga_cards import FileXrtProgrammer, add, xilinx_machine
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs import journaled_verbs
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.fpga.programmer import XrtProgrammer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 ONE = Owner(kind=OwnerKind.CLAIM, namespace="team-a", name="one", uid="u1")
 TWO = Owner(kind=OwnerKind.CLAIM, namespace="team-a", name="two", uid="u2")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.claim_wire import claim_uid, with_device_statuses
+from topobus.formats.kubernetes.claim_wire import claim_uid, with_device_statuses
+from topobus.values.errors import ContractError
 
 NIC, GPU = "nic.topobus.dev", "gpu.example.com"
 READY = {"type": "Ready", "status": "True", "reason": "Attached", "message": "", "lastTransitionTime": "2026-11-23T04:00:00Z"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.messages import Prepared
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, parse, render
-from topobus.domain.edits import ContainerEdits, Mount
-from topobus.gateway.core.container_guard import guard_mount, guarded, guarded_claims
-from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden
-from topobus.gateway.core.guarded_names import GUARD_FOLDER, GUARD_SOURCE
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, parse, render
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.containers.rules.container_guard import guard_mount, guarded, guarded_claims
+from topobus.gateway.containers.rules.edit_limits import EditRights, refuse_forbidden
+from topobus.gateway.containers.rules.guarded_names import GUARD_FOLDER, GUARD_SOURCE
+from topobus.values.edits import ContainerEdits, Mount
 
 EDITS = ContainerEdits(env={"A": "1"})
 RIGHTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.gateway.runtime.kernel_cpusets import control_group_folder
+from topobus.gateway.containers.kernel_cpusets import control_group_folder
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,23 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.devicekit.cdi import CdiDevice, CdiSpec
-from topobus.domain.device import Device, Inventory
-from topobus.domain.edits import ContainerEdits, Cpuset
-from topobus.domain.idset import CpuSet
-from topobus.domain.names import ClaimUid
-from topobus.domain.sandbox import Sandbox
-from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.core.claim_cdi import cdi_device_name
-from topobus.gateway.core.cpusets import CpuDifference
-from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.containers.cpu_pinning import CpuPinning
+from topobus.gateway.containers.kernel_cpusets import KernelCpusets
+from topobus.gateway.containers.rules.cpusets import CpuDifference
+from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
 from topobus.gateway.metrics import CpusetMetrics
 from topobus.gateway.node_state import Broadcast, NodeState
-from topobus.gateway.runtime.cpu_pinning import CpuPinning
-from topobus.gateway.runtime.kernel_cpusets import KernelCpusets
-from topobus.gateway.runtime.values import CpusetUpdate, RunningContainer
-from topobus.runtime.clock import SystemClock
+from topobus.process.clock import SystemClock
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device, Inventory
+from topobus.values.edits import ContainerEdits, Cpuset
+from topobus.values.idset import CpuSet
+from topobus.values.names import ClaimUid
+from topobus.values.sandbox import Sandbox
 
 NAME = cdi_device_name(ClaimUid("u-c"), "cpu-0")
 ENTRY = ClaimEntry(
@@ -102,7 +102,7 @@ async def test_pod_and_claim_and_its_pod_are_named_when_a_container_runs_on_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the runtime shows is its own notes: the kernel has the container on the claim's CPU, and all whom that concerns are told when it was put right."""
-    monkeypatch.setattr("topobus.gateway.runtime.cpu_pinning._SECOND_LOOK_S", 0.0)
+    monkeypatch.setattr("topobus.gateway.containers.cpu_pinning._SECOND_LOOK_S", 0.0)
     file = tmp_path / "sys/fs/cgroup/kubepods.slice/kubepods-podp.slice/cri-containerd-p.scope/cpuset.cpus"
     file.parent.mkdir(parents=True)
     file.write_text("0-1\n")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.domain.edits import Cpuset
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Refusal
-from topobus.gateway.core.cpusets import ContainerCpuset, CpuOwnership, cpuset_of, refuse_demand
+from topobus.gateway.containers.rules.cpusets import ContainerCpuset, CpuOwnership, cpuset_of, refuse_demand
+from topobus.values.edits import Cpuset
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Refusal
 
 CPUS = st.frozensets(st.integers(min_value=0, max_value=9)).map(CpuSet.of)
 

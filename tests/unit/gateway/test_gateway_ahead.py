@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from topobus.contracts.messages import Prepared, PrepareRequest
-from topobus.domain.device import Device, Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.core.replicas import Chosen, may_ask_ahead
-from topobus.gateway.kubelet.ahead import PreparationAhead
+from topobus.gateway.device_plugins.ahead import PreparationAhead
+from topobus.gateway.device_plugins.rules.replicas import Chosen, may_ask_ahead
+from topobus.values.device import Device, Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.errors import PeerUnavailable
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 OWNER = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u")
 INVENTORY = Inventory(

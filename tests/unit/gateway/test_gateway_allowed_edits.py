@@ -7,13 +7,13 @@ from typing import cast
 
 import pytest
 
-from topobus.contracts.messages import Prepared
-from topobus.domain.edits import ContainerEdits, Mount
+from topobus.bus.bus import Bus
+from topobus.formats.messages.messages import Prepared
 from topobus.gateway import asks as gateway_asks
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.edit_limits import EditRights
-from topobus.runtime.bus import Bus
+from topobus.gateway.containers.rules.edit_limits import EditRights
+from topobus.values.edits import ContainerEdits, Mount
 
 
 class _Door:

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.domain.errors import ConfigError
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.config import ForeignSettings, GatewaySettings, KubeletSettings, check
-from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.values.errors import ConfigError
 
 
 def entry(uid: str = "u-1", device_class: str = "gpu", *, is_prepared: bool = False) -> ClaimEntry:

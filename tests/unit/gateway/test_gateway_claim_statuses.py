@@ -11,18 +11,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.names import ClaimUid
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
+from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.objects import Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
-from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
-from topobus.gateway.dra.claim_key import ClaimKey
 from topobus.testing.clock import LoopClock
+from topobus.values.errors import PeerUnavailable
+from topobus.values.names import ClaimUid
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 pytestmark = pytest.mark.virtual_time
 

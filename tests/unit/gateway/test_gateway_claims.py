@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import ApiObject, Prepared
-from topobus.devicekit.cdi import parse, problems, render
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
-from topobus.domain.outcome import Refusal
-from topobus.gateway.core.claim_allocation import AllocatedDevice, ClaimAllocation, allocation_of, is_allocated_here
-from topobus.gateway.core.claim_cdi import cdi_spec
+from topobus.formats.containers.cdi import parse, problems, render
+from topobus.formats.messages.messages import ApiObject, Prepared
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice, ClaimAllocation, allocation_of, is_allocated_here
+from topobus.gateway.claims.rules.claim_cdi import cdi_spec
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount
+from topobus.values.outcome import Refusal
 
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 

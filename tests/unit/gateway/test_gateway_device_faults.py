@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.device import Device
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.names import PodUid
-from topobus.gateway.core.device_faults import HealthNote, health_note, lost_claim
-from topobus.gateway.core.waiting import NodePod
+from topobus.gateway.cluster.rules.device_faults import HealthNote, health_note, lost_claim
+from topobus.gateway.cluster.rules.waiting import NodePod
+from topobus.values.device import Device
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.names import PodUid
 
 SICK = HealthNote(is_healthy=False, code="xid", message="XID 79", since="then")
 WELL = HealthNote(is_healthy=True, since="then")

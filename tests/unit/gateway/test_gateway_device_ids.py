@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import ConfigError
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.vendor_profiles import IdProfile
 from topobus.gateway.config import GatewaySettings, check
-from topobus.gateway.core.device_ids import kubelet_id, with_kubelet_ids
-from topobus.gateway.core.list_entry import ListEntry
+from topobus.gateway.device_plugins.rules.device_ids import kubelet_id, with_kubelet_ids
+from topobus.gateway.device_plugins.rules.list_entry import ListEntry
 from topobus.gateway.node_state import NodeState
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import ConfigError
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.vendor_profiles import IdProfile
 
 NIC = "topobus.dev/nic"
 

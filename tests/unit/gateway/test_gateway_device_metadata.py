@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.contracts.messages import Prepared
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, render
-from topobus.domain.device import Device, Inventory
-from topobus.domain.edits import ContainerEdits, Mount
-from topobus.domain.errors import ConfigError
-from topobus.domain.names import ClaimUid
-from topobus.domain.pci import PciAddress
-from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, render
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.claims.checkpoint import ClaimEntry, SandboxAttachment
+from topobus.gateway.claims.claim_answers import answer_of
+from topobus.gateway.claims.claim_metadata import ClaimMetadata
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.device_metadata import DescribedClaim, documents
 from topobus.gateway.config import GatewaySettings, MetadataSettings, check
-from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.core.device_metadata import DescribedClaim, documents
-from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden
-from topobus.gateway.dra.checkpoint import ClaimEntry, SandboxAttachment
-from topobus.gateway.dra.claim_answers import answer_of
-from topobus.gateway.dra.claim_metadata import ClaimMetadata
+from topobus.gateway.containers.rules.edit_limits import EditRights, refuse_forbidden
+from topobus.values.device import Device, Inventory
+from topobus.values.edits import ContainerEdits, Mount
+from topobus.values.errors import ConfigError
+from topobus.values.names import ClaimUid
+from topobus.values.pci import PciAddress
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 NET1 = AttachedInterface(name="net1", mac="02:00:00:00:00:01", addresses=("10.1.2.3/24",))
 DEVICES = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from topobus.domain.names import ClaimUid
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface
-from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.core.device_faults import HealthNote
-from topobus.gateway.core.device_status import ClaimReport, camel_case, device_statuses, network_data, replaced_statuses, text_of
-from topobus.kubernetes.api.device_status_limits import check_device_statuses
-from topobus.kubernetes.api.resource import AllocationResult, ClaimStatus
+from topobus.formats.kubernetes.device_status_limits import check_device_statuses
+from topobus.formats.kubernetes.resource import AllocationResult, ClaimStatus
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.device_status import ClaimReport, camel_case, device_statuses, network_data, replaced_statuses, text_of
+from topobus.gateway.cluster.rules.device_faults import HealthNote
+from topobus.values.names import ClaimUid
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface
 
 NIC = AllocatedDevice(request="nic", pool="n1", device="nic-0")
 SHARE = AllocatedDevice(request="nic", pool="n1", device="nic-1", share_id="6f3b5a52-26b6-4c3f-9a51-0d9c7d1c5d0a")

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.devicekit import cdi_files
-from topobus.domain.edits import ContainerEdits
-from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
-from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.devicekit.containers import cdi_files
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.device_plugins.allocation_record import AllocationRecord
+from topobus.values.edits import ContainerEdits
 
 LIMIT_S = 60.0
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.errors import ConfigError
+from topobus.gateway.claims.rules.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.gateway.config import CpuSettings, GatewaySettings, KubeletSettings, RuntimeSettings, check
-from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
+from topobus.values.errors import ConfigError
 
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 DRIVER = "gpu.topobus.dev"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from topobus.contracts.messages import Prepared
-from topobus.domain.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from topobus.domain.errors import ConfigError
-from topobus.domain.idset import CpuSet
+from topobus.formats.messages.messages import Prepared
 from topobus.gateway.config import GatewaySettings, check
-from topobus.gateway.core.edit_limits import EditRights, host_paths, node_paths, refuse_forbidden, rights_of
+from topobus.gateway.containers.rules.edit_limits import EditRights, host_paths, node_paths, refuse_forbidden, rights_of
 from topobus.gateway.links import groups_of_nodes, real_paths, with_real_folders
+from topobus.values.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
+from topobus.values.errors import ConfigError
+from topobus.values.idset import CpuSet
 
 OPERATORS = EditRights(
     device_nodes=("/dev/acme", "/dev/sdb"),

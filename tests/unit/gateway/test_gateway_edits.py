@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.contracts.messages import Prepared
-from topobus.domain.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Refusal
-from topobus.gateway.core.edits import container_edits, foreign_variables, join
-from topobus.gateway.core.preference import fall_back, is_legal
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.device_plugins.rules.edits import container_edits, foreign_variables, join
+from topobus.gateway.device_plugins.rules.preference import fall_back, is_legal
+from topobus.values.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Refusal
 
 NAMES = st.sets(st.sampled_from([f"gpu-{n}" for n in range(8)]), max_size=8)
 

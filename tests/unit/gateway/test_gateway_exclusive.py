@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.outcome import MemoryBlock
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.exclusive import ExclusiveUse, compare_exclusive, idle_containers
+from topobus.gateway.containers.rules.exclusive import ExclusiveUse, compare_exclusive, idle_containers
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.outcome import MemoryBlock
+from topobus.values.request import Owner, OwnerKind
 
 MEMORY = (MemoryBlock(kind="memory", nodes=NodeSet(1), shares=((1, 1 << 30),)),)
 USE = ExclusiveUse(namespace="default", pod="p", container="c", cpus=CpuSet(4, 5), memory=MEMORY)

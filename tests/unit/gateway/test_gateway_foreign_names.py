@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.health import HealthState
-from topobus.domain.names import is_dns_label
-from topobus.gateway.core.foreign import ForeignDevice, class_of_resource, foreign_devices, foreign_names, observations_of
+from topobus.gateway.device_plugins.rules.foreign import ForeignDevice, class_of_resource, foreign_devices, foreign_names, observations_of
+from topobus.values.health import HealthState
+from topobus.values.names import is_dns_label
 
 
 @pytest.mark.parametrize(

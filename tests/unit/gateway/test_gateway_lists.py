@@ -5,16 +5,24 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from topobus.domain.device import Device, Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.holdings import idle_allocations
-from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.lists import DraHealth, HealthEntry, first_that_fit, health_list, holders_of, plugin_lists, sharers_of
-from topobus.gateway.core.replicas import share_holders
+from topobus.gateway.device_plugins.rules.holdings import idle_allocations
+from topobus.gateway.device_plugins.rules.list_entry import ListEntry
+from topobus.gateway.device_plugins.rules.lists import (
+    DraHealth,
+    HealthEntry,
+    first_that_fit,
+    health_list,
+    holders_of,
+    plugin_lists,
+    sharers_of,
+)
+from topobus.gateway.device_plugins.rules.replicas import share_holders
+from topobus.values.device import Device, Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u-1")
 RESOURCE = "topobus.dev/gpu"

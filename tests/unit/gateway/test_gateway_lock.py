@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.errors import ConfigError
 from topobus.gateway.node_lock import NodeLock, open_node_lock
-from topobus.runtime.readiness import Readiness
+from topobus.process.readiness import Readiness
+from topobus.values.errors import ConfigError
 
 
 def turns(tmp_path: Path, stack: ExitStack, *instances: str) -> list[NodeLock]:

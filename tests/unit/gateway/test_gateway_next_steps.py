@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.gateway.core.next_steps import AGAIN, next_step
+from topobus.gateway.cluster.rules.next_steps import AGAIN, next_step
 
 
 @pytest.mark.parametrize(

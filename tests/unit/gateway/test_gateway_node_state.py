@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
+from topobus.bus.bus import ChangeKind
 from topobus.gateway.node_state import NodeState
-from topobus.runtime.bus import ChangeKind
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 NODE = "demo-node"
 OWNER = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u")

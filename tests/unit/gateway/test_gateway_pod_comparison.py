@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.pods import PodUse, PreparedHere, compare
+from topobus.gateway.reconcile.rules.pods import PodUse, PreparedHere, compare
+from topobus.values.request import Owner, OwnerKind
 
 GPU = "topobus.dev/gpu"
 CLAIM = Owner(kind=OwnerKind.CLAIM, namespace="default", name="training", uid="u-1")

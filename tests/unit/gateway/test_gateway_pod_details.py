@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.sandbox import HostPort, Sandbox
+from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.objects import PODS, Cluster, ResourceKind
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
-from topobus.gateway.core.pod_ports import bandwidth_of, host_ports_of
+from topobus.gateway.cluster.rules.pod_ports import bandwidth_of, host_ports_of
 from topobus.testing.clock import LoopClock
+from topobus.values.errors import PeerUnavailable
+from topobus.values.sandbox import HostPort, Sandbox
 
 pytestmark = pytest.mark.virtual_time
 

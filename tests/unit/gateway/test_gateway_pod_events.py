@@ -10,21 +10,21 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.idset import CpuSet
-from topobus.domain.names import ClaimUid, PodUid, is_dns_subdomain
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.gateway.claims.attempts import Failure
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved
 from topobus.gateway.cluster.objects import Cluster, Rejected
 from topobus.gateway.cluster.pod_events import PodEvents
-from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.core.cpusets import CpuDifference
-from topobus.gateway.core.waiting import NodePod
-from topobus.gateway.dra.attempts import Failure
-from topobus.gateway.dra.checkpoint import ClaimEntry
+from topobus.gateway.cluster.rules.waiting import NodePod
+from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.testing.clock import LoopClock
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import CpuSet
+from topobus.values.names import ClaimUid, PodUid, is_dns_subdomain
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 pytestmark = pytest.mark.virtual_time
 

@@ -12,12 +12,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import MemoryBlock
-from topobus.gateway.core.exclusive import ExclusiveUse
-from topobus.gateway.kubelet.pod_resources import Listing, PodResourcesReader
+from topobus.gateway.containers.rules.exclusive import ExclusiveUse
+from topobus.gateway.device_plugins.pod_resources import Listing, PodResourcesReader
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import MemoryBlock
 
 
 class Lister(rpc.PodResourcesListerServicer):

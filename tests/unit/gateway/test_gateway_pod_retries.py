@@ -11,20 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.health import DeviceHealth, HealthState
+from topobus.bus.bus import Bus
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.attempts import Attempts
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.cluster.event_recorder import EventRecorder
 from topobus.gateway.cluster.objects import ClusterChange, ClusterChangeKind, Rejected, ResourceKind
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.config import ClusterSettings
-from topobus.gateway.dra.attempts import Attempts
-from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.gateway.node_state import NodeState
-from topobus.runtime.bus import Bus
 from topobus.testing.clock import LoopClock
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.health import DeviceHealth, HealthState
 
 pytestmark = pytest.mark.virtual_time
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from topobus.domain.errors import ConfigError
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.service import serve
-from topobus.runtime.readiness import Readiness
+from topobus.process.readiness import Readiness
+from topobus.values.errors import ConfigError
 
 
 async def test_gateway_is_not_ready_before_it_has_begun() -> None:

@@ -6,15 +6,15 @@ import pytest
 from msgspec import structs
 
 from support.shared_devices import GIB, RESOURCE, shared_gpus
-from topobus.domain.device import Device, Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.shares import replica_share
-from topobus.gateway.core.device_ids import with_kubelet_ids
-from topobus.gateway.core.list_entry import ListEntry
-from topobus.gateway.core.lists import plugin_lists
-from topobus.gateway.core.replicas import ShareHolders, chosen_of, fault_of_many, prefer_replicas
-from topobus.gateway.core.slices import pool_devices
+from topobus.gateway.cluster.rules.slices import pool_devices
+from topobus.gateway.device_plugins.rules.device_ids import with_kubelet_ids
+from topobus.gateway.device_plugins.rules.list_entry import ListEntry
+from topobus.gateway.device_plugins.rules.lists import plugin_lists
+from topobus.gateway.device_plugins.rules.replicas import ShareHolders, chosen_of, fault_of_many, prefer_replicas
+from topobus.values.device import Device, Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.shares import replica_share
 
 OWN = "topobus.dev/gpu"
 (GPU,) = shared_gpus("gpu-0")

@@ -7,12 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.slices import (
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.resource import (
+    Attribute,
+    SliceDevice,
+    SliceSpec,
+    Taint,
+)
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.cluster.rules.slices import (
     LIST_FIELDS,
     SlicePlan,
     class_of_slice,
@@ -25,14 +29,10 @@ from topobus.gateway.core.slices import (
     slice_plan,
     without_fields,
 )
-from topobus.kubernetes.api.limits import check_slice
-from topobus.kubernetes.api.resource import (
-    Attribute,
-    SliceDevice,
-    SliceSpec,
-    Taint,
-)
-from topobus.kubernetes.api.shape import read_as
+from topobus.values.device import Device, Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import NodeSet
+from topobus.values.request import Owner, OwnerKind
 
 NODE = "n1"
 DRIVER = "gpu.topobus.dev"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.gateway.kubelet.sockets import FolderWatch, identity, remove_stale
+from topobus.gateway.device_plugins.sockets import FolderWatch, identity, remove_stale
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from support.partitioned_cards import card, counters_of
-from topobus.domain.device import Device, Inventory
-from topobus.gateway.core.slices import COUNTERS_INDEX, SlicePlan, pool_devices, publishable, slice_plan
-from topobus.gateway.core.uncounted import COUNTER_FIELDS, countable
-from topobus.kubernetes.api.limits import check_slice
-from topobus.kubernetes.api.resource import SliceSpec
-from topobus.kubernetes.api.shape import read_as
-from topobus.kubernetes.api.slices import shared_counters
+from topobus.formats.kubernetes.limits import check_slice
+from topobus.formats.kubernetes.resource import SliceSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.kubernetes.slices import shared_counters
+from topobus.gateway.cluster.rules.slices import COUNTERS_INDEX, SlicePlan, pool_devices, publishable, slice_plan
+from topobus.gateway.cluster.rules.uncounted import COUNTER_FIELDS, countable
+from topobus.values.device import Device, Inventory
 
 
 def _inventory(cards: int = 1) -> Inventory:

@@ -6,11 +6,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.pods import PodUse
+from topobus.gateway.reconcile.rules.pods import PodUse
 from topobus.gateway.reconcile.user_naming import UserNaming
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Allocation, AllocationPhase, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 RESOURCE = "topobus.dev/gpu"
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=RESOURCE, uid="gpu-0")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.pods import PodUse
-from topobus.gateway.core.users import nameless, pods_of_claims, unnamed_users
+from topobus.gateway.reconcile.rules.pods import PodUse
+from topobus.gateway.reconcile.rules.users import nameless, pods_of_claims, unnamed_users
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.request import Owner, OwnerKind
 
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u")

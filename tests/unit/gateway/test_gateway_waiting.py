@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Device, Inventory
-from topobus.domain.health import DeviceHealth, HealthState
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claim_allocation import allocation_of
-from topobus.gateway.core.waiting import (
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.rules.claim_allocation import allocation_of
+from topobus.gateway.cluster.rules.waiting import (
     NodePod,
     PodWait,
     WaitingClaim,
@@ -23,6 +20,9 @@ from topobus.gateway.core.waiting import (
     waiting_claim,
     withheld_devices,
 )
+from topobus.values.device import Device, Inventory
+from topobus.values.health import DeviceHealth, HealthState
+from topobus.values.request import Owner, OwnerKind
 
 NODE = "n1"
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")

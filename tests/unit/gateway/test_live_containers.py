@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.ledger import Allocation, Holders, Holding
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claim_allocation import AllocatedDevice
-from topobus.gateway.core.holdings import allocations_of
-from topobus.gateway.core.replicas import Chosen
-from topobus.gateway.dra.checkpoint import ClaimEntry
-from topobus.gateway.live_containers import LiveContainer, LiveContainers, open_nodes, with_processes
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers, open_nodes, with_processes
+from topobus.gateway.device_plugins.rules.holdings import allocations_of
+from topobus.gateway.device_plugins.rules.replicas import Chosen
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device_sharing import HeldShare
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.request import Owner, OwnerKind
 
 ID = "3f" * 32
 
@@ -143,8 +143,8 @@ async def test_container_is_not_ended_when_the_runtime_leaves_it_out_during_a_lo
             loop.call_soon_threadsafe(looked.set)
         return frozenset(container_ids)
 
-    monkeypatch.setattr("topobus.gateway.live_containers.with_processes", look)
-    monkeypatch.setattr("topobus.gateway.live_containers._LOOK_S", 0.0)
+    monkeypatch.setattr("topobus.gateway.containers.live_containers.with_processes", look)
+    monkeypatch.setattr("topobus.gateway.containers.live_containers._LOOK_S", 0.0)
     containers.synchronize([first, second])
     containers.synchronize([second])
     looking = asyncio.create_task(containers.run())

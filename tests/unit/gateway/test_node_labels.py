@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from topobus.domain.device import AttributeValue, Device, Inventory
-from topobus.domain.device_sharing import DeviceSharing
-from topobus.domain.errors import ConfigError
-from topobus.domain.health import DeviceHealth, HealthState
 from topobus.gateway.config import GatewaySettings, check
-from topobus.gateway.core.node_labels import feature_file, node_labels
-from topobus.gateway.kubelet.feature_file import FeatureFile
+from topobus.gateway.device_plugins.feature_file import FeatureFile
+from topobus.gateway.device_plugins.rules.node_labels import feature_file, node_labels
+from topobus.values.device import AttributeValue, Device, Inventory
+from topobus.values.device_sharing import DeviceSharing
+from topobus.values.errors import ConfigError
+from topobus.values.health import DeviceHealth, HealthState
 
 _H100 = "NVIDIA H100 80GB HBM3"
 _FACTS: dict[str, AttributeValue] = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.domain.errors import ContractError
-from topobus.gateway.runtime.frames import MAX_MESSAGE_BYTES, Channel, Demultiplexer, Message, MessageType, frames_of
+from topobus.gateway.containers.frames import MAX_MESSAGE_BYTES, Channel, Demultiplexer, Message, MessageType, frames_of
+from topobus.values.errors import ContractError
 
 MESSAGES = st.builds(
     Message,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.public_cdi_files import GENERATORS
-from topobus.contracts.messages import Prepared
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, render
-from topobus.devicekit.oci import HostNode, as_on_host, device_paths, oci_spec, resolve_cdi
-from topobus.devicekit.oci_host import read_cdi_files
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.outcome import Refusal
-from topobus.gateway.core.edit_limits import EditRights, refuse_forbidden, rights_of
-from topobus.gateway.core.edits import join
+from topobus.devicekit.containers.oci_host import read_cdi_files
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, render
+from topobus.formats.containers.oci import HostNode, as_on_host, device_paths, oci_spec, resolve_cdi
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.containers.rules.edit_limits import EditRights, refuse_forbidden, rights_of
+from topobus.gateway.device_plugins.rules.edits import join
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.outcome import Refusal
 
 _GOOD = "cdiVersion: 0.6.0\nkind: acme.example/w\ndevices:\n- name: a\n  containerEdits: {env: [A=b]}\n"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from topobus.domain.edits import Cpuset
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.gateway.core.cpusets import CpuOwnership, cpuset_of
-from topobus.gateway.runtime.values import resources_of
+from topobus.gateway.containers.rules.cpusets import CpuOwnership, cpuset_of
+from topobus.gateway.containers.values import resources_of
+from topobus.values.edits import Cpuset
+from topobus.values.idset import CpuSet, NodeSet
 
 
 def test_resources_name_cpus_memory_and_no_quota_and_no_files_of_a_version() -> None:

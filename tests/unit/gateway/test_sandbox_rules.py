@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from topobus.domain.sandbox import AttachedInterface, Sandbox
-from topobus.gateway.core.sandbox_rules import refuse_interfaces, refuse_sandbox, refuse_taken
+from topobus.gateway.containers.rules.sandbox_rules import refuse_interfaces, refuse_sandbox, refuse_taken
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import DeviceSharing
-from topobus.gateway.core.served_resources import class_of_resource, obstacle
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.cluster.rules.served_resources import class_of_resource, obstacle
+from topobus.values.device import Device
+from topobus.values.device_sharing import DeviceSharing
 
 GPU = "topobus.dev/gpu"
 OURS = Device(name="gpu-0", device_class="gpu", model="T4")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from topobus.domain.device import AttributeValue, Device, Inventory
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.names import is_extended_resource_name
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.vendor_profiles import VendorProfile, is_named_by, pool_in, profile_in, resource_in_profile
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.node_state import NodeState
+from topobus.values.device import AttributeValue, Device, Inventory
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.names import is_extended_resource_name
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.vendor_profiles import VendorProfile, is_named_by, pool_in, profile_in, resource_in_profile
 
 ALL: tuple[VendorProfile, ...] = ("nvidia", "amd", "intel-sriov")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pynvml
 
-from topobus.domain.health import Observation
-from topobus.domain.pci import PciAddress
-from topobus.gpu.plugins.nvml import Nvml
-from topobus.gpu.plugins.nvml_library import NvmlUnavailable
+from topobus.gpu.nvml.nvml import Nvml
+from topobus.gpu.nvml.nvml_library import NvmlUnavailable
+from topobus.values.health import Observation
+from topobus.values.pci import PciAddress
 
 FIRST, SECOND = PciAddress.parse("0000:18:00.0"), PciAddress.parse("0000:1a:00.0")
 

@@ -13,15 +13,15 @@ import pytest
 
 from support.amd_bench import AmdBench
 from support.gpu_processes import add_process
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.journaled_verbs import JournaledWork
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import Partitions
-from topobus.kubernetes.api.limit_rules import MAX_COUNTERS
-from topobus.kubernetes.api.slice_limits import check_device
-from topobus.kubernetes.api.slices import slice_device
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs.journaled_verbs import JournaledWork
+from topobus.formats.kubernetes.limit_rules import MAX_COUNTERS
+from topobus.formats.kubernetes.slice_limits import check_device
+from topobus.formats.kubernetes.slices import slice_device
 from topobus.testing.drivers.deaths import deaths
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import Partitions
 
 CARD = "gpu-0000-05-00-0"
 

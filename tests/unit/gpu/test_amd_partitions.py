@@ -8,13 +8,13 @@ import pytest
 
 from support.kfd_machines import MI300X_BYTES, KfdMachine, folder
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device, LinkClass
-from topobus.domain.health import HealthState
-from topobus.domain.names import is_dns_label
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.amd import AmdDriver
+from topobus.values.device import Device, LinkClass
+from topobus.values.health import HealthState
+from topobus.values.names import is_dns_label
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 _CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
 _SPELLINGS = ("amdgpu_xcp_{}", "amdgpu_xcp.{}")

@@ -11,9 +11,6 @@ from msgspec import structs
 
 from support.driver_roots import VERSION, driver_root
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.driver_root import bring
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
@@ -22,6 +19,9 @@ from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 _PROFILES = Path(__file__).parent.parent.parent / "data" / "profiles"
 _CLAIM = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")

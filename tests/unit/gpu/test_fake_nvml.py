@@ -10,10 +10,10 @@ import pynvml
 import pytest
 
 from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
-from topobus.domain.health import HealthState
-from topobus.domain.pci import PciAddress
-from topobus.gpu.plugins.nvml import Nvml, load_nvml
+from topobus.gpu.nvml.nvml import Nvml, load_nvml
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.health import HealthState
+from topobus.values.pci import PciAddress
 
 pytestmark = needs_gcc
 

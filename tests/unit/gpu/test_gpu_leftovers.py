@@ -13,9 +13,6 @@ from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
 from support.gpu_processes import POD_UID, add_process, end_recorded
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers, Timer
 from topobus.gpu.plugins.amd import AmdDriver
@@ -25,6 +22,9 @@ from topobus.gpu.processes import GpuProcess, end_process, holders_of, process_o
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 _PROFILES = Path(__file__).parent.parent.parent / "data" / "profiles"
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 _PROFILES = Path(__file__).parent.parent.parent / "data" / "profiles"
 _CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))

@@ -7,11 +7,6 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.domain.device import Device, LinkClass
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import PciDevice
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -19,6 +14,11 @@ from topobus.gpu.products import ProductTable
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device, LinkClass
+from topobus.values.idset import NodeSet
+from topobus.values.machine import PciDevice
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 _PROFILES = Path(__file__).parent.parent.parent / "data" / "profiles"
 _CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from support.sriov_bench import COUNT, SriovBench
-from topobus.domain.device import DeviceRole
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import Partitions
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.testing.drivers.deaths import deaths
+from topobus.values.device import DeviceRole
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import Partitions
 
 CARD = "gpu-0000-3b-00-0"
 PARTS = [f"gpu-0000-3b-02-{index}" for index in range(COUNT)]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState, RecoveryAction
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.wedge_events import WedgeEvents
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.sysfs.uevent import Uevent, UeventsUnavailable, parse_uevent
+from topobus.values.device import Device
+from topobus.values.health import HealthState, RecoveryAction
 
 
 class Laptop:

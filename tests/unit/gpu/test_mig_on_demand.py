@@ -13,10 +13,10 @@ from support.fake_nvml import needs_gcc
 from support.mig_life import OTHER, MigLife, mig_life
 from topobus.devicekit.device_record import Step
 from topobus.devicekit.driver import CountingDriver, CuttingDriver, RecallingDriver
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import partitioned
 from topobus.gpu.mig.nvml_mig import destroy_instance
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import partitioned
 
 pytestmark = needs_gcc
 

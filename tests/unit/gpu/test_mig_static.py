@@ -12,15 +12,15 @@ from support.driver_roots import VERSION, driver_root
 from support.fake_mig import as_somebody
 from support.fake_nvml import needs_gcc
 from support.mig_node import MigNode, mig_node
-from topobus.contracts.messages import Prepared
 from topobus.devicekit.driver import ParentingDriver
-from topobus.domain.device import DeviceRole
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import Partitions, partitioned
-from topobus.gateway.core.edit_limits import SHIPPED_RIGHTS, refuse_forbidden
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.containers.rules.edit_limits import SHIPPED_RIGHTS, refuse_forbidden
 from topobus.gpu.mig.nvml_mig import destroy_instance
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import DeviceRole
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import Partitions, partitioned
 
 pytestmark = needs_gcc
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.messages import Prepared
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.device_sharing import DeviceSharing
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.edit_limits import NO_RIGHTS, refuse_forbidden, rights_of
+from topobus.formats.kubernetes.classic.classic_parameters import MPS, MpsConfig, Sharing
+from topobus.formats.messages.messages import Prepared
+from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, refuse_forbidden, rights_of
 from topobus.gpu.config import MpsSettings
 from topobus.gpu.mps.claims import MpsPlan, MpsSharing, client_limits
 from topobus.gpu.mps.daemon_state import Limits
-from topobus.kubernetes.api.classic_parameters import MPS, MpsConfig, Sharing
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.values.device import Device
+from topobus.values.device_sharing import DeviceSharing
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")
 _PROGRAMS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-smi")

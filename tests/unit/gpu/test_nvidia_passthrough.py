@@ -8,11 +8,11 @@ from types import MappingProxyType
 import pytest
 
 from topobus.devicekit.hands import SwitchedDriver
-from topobus.domain.pci import PciAddress
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.pci import PciAddress
 from unit.gpu.nvml_stand_in import Gpu, Library, started
 
 _PROFILE = Path(__file__).parent.parent.parent / "data" / "profiles" / "h100-pair.toml"

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 _PROFILES = Path(__file__).parent.parent.parent / "data" / "profiles"
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import LinkClass
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import LinkClass
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 from unit.gpu.nvml_stand_in import Gpu, Library, MigLibrary, started
 
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from topobus.domain.health import HealthState, RecoveryAction
-from topobus.gpu.plugins.nvml import load_nvml
-from topobus.gpu.plugins.nvml_library import NvmlUnavailable
+from topobus.gpu.nvml.nvml import load_nvml
+from topobus.gpu.nvml.nvml_library import NvmlUnavailable
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.health import HealthState, RecoveryAction
 from unit.gpu.nvml_stand_in import FIRST, SECOND, Gpu, Library, observed, started
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.health import HealthState, RecoveryAction
-from topobus.gpu.plugins.nvml_xids import XidTable
+from topobus.gpu.nvml.nvml_xids import XidTable
+from topobus.values.health import HealthState, RecoveryAction
 
 
 @pytest.mark.parametrize("xid", [8, 13, 31, 43, 45, 63, 68, 94, 106, 137, 154])

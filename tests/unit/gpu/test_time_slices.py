@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from topobus.contracts.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.devicekit.device_hands import DeviceHands
-from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.journal import Journal
-from topobus.devicekit.prepare import Preparer
-from topobus.devicekit.shared_devices import SharedPool, with_sharing
-from topobus.domain.outcome import Refusal
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.host.isolation import IsolatedDriver
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.sharing.shared_devices import SharedPool, with_sharing
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.gpu import time_slices
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.plugins.nvidia import NvidiaDriver
-from topobus.runtime.readiness import Readiness
+from topobus.process.readiness import Readiness
 from topobus.simulation.machines import build
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
+from topobus.values.outcome import Refusal
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 DATA = Path(__file__).parent.parent.parent / "data"
 SHARE = {"shares": 1}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from topobus.domain.idset import NodeSet
-from topobus.domain.names import is_extended_resource_name
 from topobus.simulation.kubelet.devices import DeviceStore, PluginDevice, split_by_affinity
+from topobus.values.idset import NodeSet
+from topobus.values.names import is_extended_resource_name
 
 CASES = Path(__file__).resolve().parents[2] / "data" / "kubelet" / "device-hints.jsonl.gz"
 X = "rec.example.com/x"

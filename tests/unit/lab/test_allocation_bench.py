@@ -10,18 +10,18 @@ from lab.allocator.cases import Cluster, claim, puzzle_slices, puzzles, slices, 
 from lab.allocator.growth_chart import draw_growth
 from lab.allocator.measures import Bench, fill, solve
 from lab.bench import allocate, groups
-from topobus.controller.allocation.node_table import NodeTable, Numbers
-from topobus.controller.allocation.pools import gather_pools
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.node_table import NodeTable, Numbers
+from topobus.engine.allocation.pools import gather_pools
+from topobus.engine.allocation.values import (
     ALL_GATES,
     Allocated,
     Mode,
     Slice,
     node_of,
 )
-from topobus.kubernetes.api import limits
-from topobus.kubernetes.api.resource import ClaimSpec, SliceSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes import limits
+from topobus.formats.kubernetes.resource import ClaimSpec, SliceSpec
+from topobus.formats.kubernetes.shape import read_as
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from lab.bench.cluster import ClusterFigures, ProcessFigures, draw
 from lab.cluster_fill.fill_outcome import faults_of, left_at_nodes
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 
 def _claim(name: str, *devices: str, users: int = 1) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.conformance.allocator_checks import check_allocation, read_case
-from topobus.controller.allocation.values import Gate
+from topobus.engine.allocation.values import Gate
 
 
 def _case(**fields: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from lab.fleet.audit import find_faults
 from lab.fleet.fleet_claims import GPUS_OF_FOUR, fleet_claim
-from topobus.contracts.messages import ApiObject
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 
 def _allocated(number: int, *devices: tuple[str, str]) -> ApiObject:

@@ -15,8 +15,8 @@ from lab.leaves.leaf_wire import Failed, Frame, HubInfo, Interest, LeafParser, M
 from lab.leaves.node_content import NodeContent, Saying
 from lab.leaves.open_files import check_open_files
 from lab.leaves.simulated_node import asked_subjects, stored_messages
-from topobus.contracts.catalogue import LEDGER
-from topobus.domain.errors import ConfigError, ContractError
+from topobus.formats.messages.catalogue import LEDGER
+from topobus.values.errors import ConfigError, ContractError
 
 STREAM = (
     b'INFO {"server_name":"hub","version":"2.15.1","max_payload":1048576,"nonce":"x"}\r\n'

@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.errors import ConfigError
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import (
     PROFILES,
     RecordedMachine,
@@ -19,6 +15,10 @@ from topobus.simulation.machines import (
 )
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.errors import ConfigError
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine
+from topobus.values.pci import PciAddress
 
 
 def read(machine: RecordedMachine) -> Machine:

@@ -11,13 +11,8 @@ from support.sysfs_trees import write
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.hands import AttachingDriver, CheckingDriver
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import Sandbox
 from topobus.nic.config import InterfaceSettings
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
@@ -25,6 +20,11 @@ from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.boot import BOOT_ID_FILE, read_boot_id
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import Sandbox
 
 OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="uid")
 SANDBOX = Sandbox(id="s", uid="p", namespace="a", name="b", network_namespace="/run/netns/none")

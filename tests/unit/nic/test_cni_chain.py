@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.chain import Chain, parse_chain
-from topobus.nic.cni.messages import CniResult, Target, check_target, environment, plugin_input, read_error, read_result, read_versions
+from topobus.nic.cni.rules.chain import Chain, parse_chain
+from topobus.nic.cni.rules.messages import (
+    CniResult,
+    Target,
+    check_target,
+    environment,
+    plugin_input,
+    read_error,
+    read_result,
+    read_versions,
+)
+from topobus.values.outcome import Refusal
 
 
 def conflist(**changes: Any) -> dict[str, Any]:

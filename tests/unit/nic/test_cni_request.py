@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.sandbox import HostPort, Sandbox
-from topobus.nic.cni.chain import Chain, parse_chain
 from topobus.nic.cni.pod_values import chain_for_device, pod_arguments, pod_values
 from topobus.nic.cni.request import CniRequest, read_request
+from topobus.nic.cni.rules.chain import Chain, parse_chain
 from topobus.nic.cni.settings import CniSettings
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.sandbox import HostPort, Sandbox
 
 CONFLIST = {"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "bridge"}]}
 VF = Device(name="nic-0000-3b-00-1", device_class="nic", pci=PciAddress.parse("0000:3b:00.1"), attributes={"interface": "ens1f1"})

@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from support.cni_plugins import Bench, PluginFolder, chain_of, code_of, error, own_namespace, result, target
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.chain import Chain, parse_chain
-from topobus.nic.cni.messages import CniResult
+from topobus.nic.cni.rules.chain import Chain, parse_chain
+from topobus.nic.cni.rules.messages import CniResult
+from topobus.values.outcome import Refusal
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.cni_plugins import LIMIT_S, Bench, PluginFolder, chain_of, code_of, error, result, target
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.chain import Chain, parse_chain
-from topobus.nic.cni.messages import CniResult
 from topobus.nic.cni.process import Ended, OutputTooLarge, TimedOut, run_plugin
+from topobus.nic.cni.rules.chain import Chain, parse_chain
+from topobus.nic.cni.rules.messages import CniResult
+from topobus.values.outcome import Refusal
 
 
 @pytest.fixture

@@ -14,15 +14,15 @@ from support.sriov_bench import COUNT, SriovBench
 from support.sriov_kernel import PHYSICAL
 from support.sysfs_trees import write
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.journaled_verbs import JournaledWork
-from topobus.domain.outcome import Refusal
-from topobus.domain.partitions import Partitions
-from topobus.domain.request import Owner, OwnerKind
+from topobus.devicekit.verbs.journaled_verbs import JournaledWork
 from topobus.nic.config import InterfaceSettings
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.deaths import deaths
+from topobus.values.outcome import Refusal
+from topobus.values.partitions import Partitions
+from topobus.values.request import Owner, OwnerKind
 
 CARD = "nic-0000-3b-00-0"
 PARTS = [f"nic-0000-3b-02-{index}" for index in range(COUNT)]

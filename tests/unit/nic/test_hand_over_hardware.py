@@ -17,12 +17,12 @@ import pytest
 from support.hand_over_rig import configured
 from support.simulated_links import POD, SimulatedHost, add_card, simulated_host
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface
 from topobus.nic.netlink.hand_over import hand_over
 from topobus.nic.netlink.take_back import TakenBack, take_back
 from topobus.nic.netlink.vf_settings import VfPlace
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface
 
 TAG = "topobus nic-0000-21-10-0 claim"
 VF = VfPlace(physical="ens1", index=0)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from topobus.nic.interface_checks import addresses_in_pod, check_interface_config, name_in_pod
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_reading import read_interface_config
-from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState, state_from_journal, state_to_journal
+from topobus.nic.interfaces.rules.interface_checks import addresses_in_pod, check_interface_config, name_in_pod
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config
+from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute, InterfaceState, state_from_journal, state_to_journal
 
 STATE = InterfaceState(
     name="eth1",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
-from topobus.nic.interface_state import InterfaceState
+from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.identity import Present, find_interface
 
 TAG = "topobus nic-0000-3b-00-0"

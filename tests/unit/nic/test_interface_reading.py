@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from topobus.domain.outcome import Refusal
-from topobus.nic.interface_config import InterfaceConfig, InterfaceFields, Route, VfFields
-from topobus.nic.interface_fields import SYSCTLS
-from topobus.nic.interface_reading import read_interface_config, render_interface_config
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, InterfaceFields, Route, VfFields
+from topobus.nic.interfaces.rules.interface_fields import SYSCTLS
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config, render_interface_config
+from topobus.values.outcome import Refusal
 
 
 def entry(**fields: Any) -> dict[str, Any]:

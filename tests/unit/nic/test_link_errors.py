@@ -8,9 +8,9 @@ import pytest
 
 from support.sysfs_trees import write
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.domain.health import HealthState
 from topobus.nic.plugins.link_health import judge_errors
 from topobus.sysfs.net import NetInterface
+from topobus.values.health import HealthState
 
 PATH = "sys/class/net/eth0"
 

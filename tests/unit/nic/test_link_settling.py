@@ -12,12 +12,12 @@ from support.net_trees import add_interface
 from support.sriov_bench import COUNT, SriovBench
 from support.sriov_kernel import PHYSICAL
 from support.sysfs_trees import write
-from topobus.domain.device import Device
-from topobus.domain.pci import PciAddress
 from topobus.nic.config import InterfaceRule, InterfaceSettings
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver, device_name
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.pci import PciAddress
 
 ADDRESS = PciAddress.parse("0000:3b:00.0")
 NIC = Device(name="nic-0000-3b-00-0", device_class="nic", driver="pci-netdev", pci=ADDRESS)

@@ -11,21 +11,21 @@ from msgspec import structs
 from support.net_trees import add_interface, remove_interface
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import AttachedInterface, Sandbox
-from topobus.kubernetes.api.slices import fault_of_shares
+from topobus.formats.kubernetes.slices import fault_of_shares
 from topobus.nic.config import InterfaceRule, InterfaceSettings, SharedInterface
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 CARD = PciAddress.parse("0000:3b:00.0")
 FUNCTION = PciDevice(address=CARD, vendor=0x15B3, device=0x1021, class_code=0x020000, numa_node=1, root="pci0000:3a")

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.outcome import Refusal
-from topobus.nic.interface_config import InterfaceConfig, VfFields
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, VfFields
 from topobus.nic.netlink.hand_over import check_hand_over, hand_over, read_interface
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import take_back
 from topobus.nic.netlink.vf_settings import VfPlace, configure_vf
+from topobus.values.outcome import Refusal
 
 
 def test_refusal_names_the_extra_when_pyroute2_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

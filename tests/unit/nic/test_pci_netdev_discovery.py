@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from topobus.domain.device import Device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.pci import PciAddress
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.pci import PciAddress
 
 FIRST = PciAddress.parse("0000:3b:00.0")
 SECOND = PciAddress.parse("0000:3b:00.1")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.device import Device
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.pci import PciAddress
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.pci import PciAddress
 
 ADDRESS = PciAddress.parse("0000:3b:00.0")
 NIC = Device(name="nic-0000-3b-00-0", device_class="nic", driver="pci-netdev", pci=ADDRESS)

@@ -9,14 +9,14 @@ import pytest
 from msgspec import structs
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device, DeviceRole
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner, OwnerKind
 from topobus.nic.config import InterfaceSettings
-from topobus.nic.interface_hands import InterfaceHands
+from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device, DeviceRole
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner, OwnerKind
 
 CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
 ADDRESSES = ("0000:3b:00.0", "0000:86:00.0")

@@ -6,11 +6,11 @@ import re
 import tarfile
 from pathlib import Path
 
-from topobus.domain.device import Device
-from topobus.domain.idset import NodeSet
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.idset import NodeSet
 
 DATA = Path(__file__).parents[2] / "data" / "machines"
 # Thousands of counters that say nothing of what a card is.

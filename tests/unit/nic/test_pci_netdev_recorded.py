@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.health import HealthState
 
 
 class Recorded:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.errors import HardwareError
-from topobus.nic.rdma_netlink import RdmaLink, RdmaNetlink, encode_get_links, encode_get_mode, encode_set_namespace, open_socket
+from topobus.nic.rdma.rdma_netlink import RdmaLink, RdmaNetlink, encode_get_links, encode_get_mode, encode_set_namespace, open_socket
+from topobus.values.errors import HardwareError
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="NOT CHECKED: the bytes below are those of a little-endian machine")
 

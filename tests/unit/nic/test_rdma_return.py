@@ -8,9 +8,9 @@ from typing import Any, Self
 import pytest
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.errors import HardwareError
 from topobus.nic.netlink.places import Places
-from topobus.nic.rdma_hand_over import RDMA_STEP, take_back_rdma
+from topobus.nic.rdma.rdma_hand_over import RDMA_STEP, take_back_rdma
+from topobus.values.errors import HardwareError
 
 
 class _NoDevices:
@@ -30,8 +30,8 @@ class _NoDevices:
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """A machine in its boot `now`, whose RDMA device is out of sight."""
-    monkeypatch.setattr("topobus.nic.rdma_hand_over.RdmaNetlink", _NoDevices)
-    monkeypatch.setattr("topobus.nic.rdma_hand_over.open_socket", lambda: None)
+    monkeypatch.setattr("topobus.nic.rdma.rdma_hand_over.RdmaNetlink", _NoDevices)
+    monkeypatch.setattr("topobus.nic.rdma.rdma_hand_over.open_socket", lambda: None)
     boot = tmp_path / "sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("now\n")

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.device import Device
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, NumaNode, PciDevice
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, NumaNode, PciDevice
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
 
 PHYSICAL = "0000:d8:00.1"
 VIRTUAL = ("0000:d8:01.0", "0000:d8:01.1")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.physical_functions import ADDRESS, Function
-from topobus.domain.outcome import Refusal
 from topobus.nic.netlink.vf_count import set_vf_count
+from topobus.values.outcome import Refusal
 
 
 def code(refusal: Refusal | None) -> str:

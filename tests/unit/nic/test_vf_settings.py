@@ -14,13 +14,13 @@ import pytest
 
 from support.vf_kernel import VfKernel
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.errors import HardwareError
-from topobus.nic.interface_config import InterfaceConfig, ShareFields, VfFields
-from topobus.nic.interface_state import InterfaceState
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, ShareFields, VfFields
+from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.hand_over_plan import plan_hand_over
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.shares import child_request
 from topobus.nic.netlink.vf_settings import VfPlace, VfState, configure_vf, read_vf, restore_vf, vf_message, vf_requests
+from topobus.values.errors import HardwareError
 
 _HEAD = "00000000010000000000000000000000"
 SEEN: dict[str, tuple[VfFields, str]] = {

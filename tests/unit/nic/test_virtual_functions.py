@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from support.physical_functions import ADDRESS, Function
-from topobus.contracts.catalogue import LEDGER
-from topobus.devicekit.device_holders import DeviceHolders
+from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.settings import FunctionRule
-from topobus.domain.errors import ConfigError, PeerUnavailable
-from topobus.domain.ledger import Allocation, Holding, Ledger
-from topobus.domain.pools import Condition
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.catalogue import LEDGER
 from topobus.nic.config import VirtualFunctions
 from topobus.nic.virtual_functions import check_virtual_functions, keep_virtual_functions
 from topobus.testing.bus import MemoryBus, MemoryNats
+from topobus.values.errors import ConfigError, PeerUnavailable
+from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.pools import Condition
+from topobus.values.request import Owner, OwnerKind
 
 NODE = "n1"
 OWNER = Owner(kind=OwnerKind.CLAIM, name="net", uid="u1")

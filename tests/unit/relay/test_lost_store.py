@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import INVENTORY, LEDGER
-from topobus.contracts.nouns import State
-from topobus.contracts.relay_messages import NodeRelay
+from topobus.bus.bus import Bus
+from topobus.bus.streams.uplink import Acknowledged, HubEntry, Uplink
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER
+from topobus.formats.messages.nouns import State
+from topobus.formats.messages.relay_messages import NodeRelay
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.relay.hub_copies import HubCopies
 from topobus.relay.hub_link import HubLink
-from topobus.runtime.bus import Bus
-from topobus.runtime.readiness import Readiness
-from topobus.runtime.service import Runtime
-from topobus.runtime.uplink import Acknowledged, HubEntry, Uplink
 from topobus.testing.clock import ManualClock
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.relay_messages import EventPosition, NodeRelay
-from topobus.relay.core.copies import NOTHING_THERE, Copy, Step, digest_of, next_step
-from topobus.relay.core.positions import advanced, first_unsaid, is_kept, with_key, without_key, without_position
+from topobus.formats.messages.relay_messages import EventPosition, NodeRelay
+from topobus.relay.rules.copies import NOTHING_THERE, Copy, Step, digest_of, next_step
+from topobus.relay.rules.positions import advanced, first_unsaid, is_kept, with_key, without_key, without_position
 
 _NEW, _OLD = digest_of(b"new"), digest_of(b"old")
 

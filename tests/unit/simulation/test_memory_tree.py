@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from topobus.cli.simulation.node import _find_devices, _read_tree, open_machine
-from topobus.domain.errors import HardwareError
 from topobus.simulation.machines import PROFILES, MemoryTree, build, content_of
 from topobus.simulation.machines.content import Content
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.errors import HardwareError
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.errors import HardwareError
 from topobus.sysfs.fpga import DflCard, dfl_regions, read_dfl_card
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.errors import HardwareError
 
 CARD = "sys/devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0"
 REGION = f"{CARD}/fpga_region/region0"

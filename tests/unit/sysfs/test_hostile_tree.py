@@ -11,13 +11,13 @@ import pytest
 
 from support.sysfs_trees import CPU, NODE, cpu_files, node_files, write
 from topobus.cli.pci_names import read_pci_names
-from topobus.domain.errors import HardwareError
-from topobus.domain.machine import PciDevice
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.recording import record
 from topobus.sysfs.regular_file import inside_root, open_regular, read_all, read_regular
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.errors import HardwareError
+from topobus.values.machine import PciDevice
+from topobus.values.pci import PciAddress
 
 _FUNCTION = "sys/bus/pci/devices/0000:41:00.0"
 _20_GB = 20 << 30

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from topobus.cli.application import run
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.kernel_names import read_kernel_names
 from topobus.sysfs.recording import record
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.pci import PciAddress
 
 _ROOT = "sys/devices/pci0000:00"
 _VIRTIO_NIC, _VIRTIO_DISK, _NVME, _SATA, _RDMA, _BARE = (f"0000:00:0{number}.0" for number in range(3, 9))

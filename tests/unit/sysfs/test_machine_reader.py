@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from support.sysfs_trees import CPU, NODE, cpu_files, mask, node_files, write
-from topobus.domain.errors import HardwareError
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import L3Cache, Machine
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.report import machine_report
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.errors import HardwareError
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import L3Cache, Machine
 
 
 def machine_of(root: Path, files: dict[str, object]) -> Machine:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import build
 from topobus.sysfs.net import default_route_interfaces, function_interfaces, function_ports, read_sriov
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.errors import HardwareError
+from topobus.values.pci import PciAddress
 
 ADDRESS = PciAddress.parse("0000:3b:00.0")
 FOLDER = f"sys/bus/pci/devices/{ADDRESS}"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from support.sysfs_trees import cpu_files, mask, write
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.pci import read_pci_devices
 from topobus.sysfs.report import machine_report
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.pci import PciAddress
 
 ALL = CpuSet(0, 1, 2, 3)
 FOLDER = "sys/bus/pci/devices"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines import build
 from topobus.sysfs.rdma import function_rdma_devices, function_rdma_ports
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.pci import PciAddress
 
 ADDRESS = PciAddress.parse("0000:43:00.0")
 FOLDER = f"sys/bus/pci/devices/{ADDRESS}"

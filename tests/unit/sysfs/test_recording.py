@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.registry import load_drivers
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import HealthState
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.recording import record
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.health import HealthState
 
 _DATA = Path(__file__).parents[2] / "data" / "machines"
 _CLASSES = ("gpu", "nic", "fpga", "cpu")

@@ -9,18 +9,18 @@ import msgspec
 import pytest
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.driver_contract import DriverContract
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
 
 _PROFILE = Path(__file__).parent.parent.parent / "data" / "profiles" / "h100-pair.toml"
 

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from topobus.contracts.catalogue import LEDGER, PODS
-from topobus.contracts.messages import PodsReply, PodsRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.runtime.bus import AmbiguousWrite, Bus, Written
-from topobus.runtime.failures import ConnectionLost
+from topobus.bus.bus import AmbiguousWrite, Bus, Written
+from topobus.bus.failures import ConnectionLost
+from topobus.formats.messages.catalogue import LEDGER, PODS
+from topobus.formats.messages.messages import PodsReply, PodsRequest
 from topobus.testing.bus import Fates, MemoryBus, MemoryNats
 from topobus.testing.fates import READS, WRITES, Delayed, Died, Dies, Fate, Interrupted, Refused, Unconfirmed
 from topobus.testing.reading import Reader
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
 
 pytestmark = pytest.mark.virtual_time
 

@@ -10,14 +10,14 @@ import pytest
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface, ContainerName, Sandbox
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver, make_card
 from topobus.testing.drivers.hands_contract import HandsContract, _Bench
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface, ContainerName, Sandbox
 
 _PROFILE = Path(__file__).parent.parent.parent / "data" / "profiles" / "h100-pair.toml"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.errors import ConfigError
 from topobus.simulation import nats_provider
 from topobus.simulation.nats_provider import provide_nats_server
+from topobus.values.errors import ConfigError
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.errors import ConfigError
 from topobus.simulation import nats_provider, packaged_nats
 from topobus.simulation.nats_provider import provide_nats_server
 from topobus.simulation.packaged_nats import DISTRIBUTION, VERSION, find_packaged_server
+from topobus.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 _KNOWN = b"#!/bin/sh\nexit 0\n"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from topobus.runtime.clock import Clock, SystemClock
+from topobus.process.clock import Clock, SystemClock
 from topobus.testing import clock as testing_clock
 from topobus.testing.clock import LoopClock, ManualClock, Standstill, VirtualTimeLoop
 

@@ -1,10 +1,10 @@
 """Who gives way to whom when one device is allocated through two of kubelet's resources."""
 
-from topobus.domain import transitions
-from topobus.domain.ledger import Adoption, Ledger
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.transitions import Step
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.transitions import Step
+from topobus.values.ledger import Adoption, Ledger
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 
 def _adopt(ledger: Ledger, resource: str, uid: str) -> Step | Refusal:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from topobus.domain import transitions
-from topobus.domain.errors import InvariantError
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Adoption, Allocation, Holding, Ledger
-from topobus.domain.ledger_invariant import check_holders
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.transitions import Step
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.ledger_invariant import check_holders
+from topobus.engine.ledger.transitions import Step
+from topobus.values.errors import InvariantError
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Adoption, Allocation, Holding, Ledger
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 
 def _owner(kind: OwnerKind, uid: str) -> Owner:

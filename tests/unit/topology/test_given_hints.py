@@ -6,13 +6,13 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, pod
-from topobus.contracts.messages import DecisionEvent
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import PodRequest, Policy, Scope
-from topobus.domain.view import NodeView
-from topobus.topology.core.given_hints import given_hints
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger.given_hints import given_hints
+from topobus.formats.messages.messages import DecisionEvent
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
+from topobus.values.request import PodRequest, Policy, Scope
+from topobus.values.view import NodeView
 
 
 def _decided(view: NodeView, request: PodRequest) -> DecisionEvent:

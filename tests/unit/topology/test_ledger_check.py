@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from topobus.domain import transitions
-from topobus.domain.ledger import Adoption, Allocation, Holding, Ledger
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.topology.core.ledger_check import Discrepancy, check_stored_ledger, is_plausible
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.ledger_check import Discrepancy, check_stored_ledger, is_plausible
+from topobus.values.ledger import Adoption, Allocation, Holding, Ledger
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 
 def _owner(name: str) -> Owner:

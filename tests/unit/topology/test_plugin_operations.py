@@ -1,9 +1,9 @@
 """How many answers about kubelet's own allocations a ledger keeps: few, for nobody asks them again and every service reads the ledger."""
 
-from topobus.domain import transitions
-from topobus.domain.ledger import Adoption, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.transitions import Step
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.transitions import Step
+from topobus.values.ledger import Adoption, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 
 def _adopt(ledger: Ledger, kind: OwnerKind, number: int) -> Ledger:

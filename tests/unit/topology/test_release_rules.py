@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain import transitions
-from topobus.domain.ledger import Adoption, Ledger
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.transitions import Step
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.transitions import Step
+from topobus.values.ledger import Adoption, Ledger
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u-1")
 OTHER = Owner(kind=OwnerKind.CLAIM, name="other", uid="u-2")

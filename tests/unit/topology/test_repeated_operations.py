@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from support.alignment_nodes import container, dgx, pod
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.ledger import Adoption, Ledger
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.transitions import Step
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.transitions import Step
+from topobus.values.ledger import Adoption, Ledger
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u-1")
 TRAINER = pod("trainer", container(cpus=2, gpu=1))

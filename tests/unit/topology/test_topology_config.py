@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.errors import ConfigError
-from topobus.domain.request import Policy, Scope
-from topobus.domain.view import PlanMode
-from topobus.runtime.config import load_settings
+from topobus.process.config import load_settings
 from topobus.topology.config import TopologySettings
+from topobus.values.errors import ConfigError
+from topobus.values.request import Policy, Scope
+from topobus.values.view import PlanMode
 
 
 def load(text: str, tmp_path: Path) -> TopologySettings:

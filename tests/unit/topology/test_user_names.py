@@ -1,11 +1,11 @@
 """Which pod uses what kubelet's Allocate has given out: told afterwards, without touching the holding."""
 
-from topobus.domain import transitions
-from topobus.domain.holdings import names_of
-from topobus.domain.ledger import Adoption, Allocation, Ledger
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.transitions import Step, unannounced
+from topobus.engine.ledger import transitions
+from topobus.engine.ledger.holdings import names_of
+from topobus.engine.ledger.transitions import Step, unannounced
+from topobus.values.ledger import Adoption, Allocation, Ledger
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")
 POD = Owner(kind=OwnerKind.POD, name="a", uid="")

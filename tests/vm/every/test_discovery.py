@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 from vm.kernel import PCI, number, sh
 from vm.node import Node
 

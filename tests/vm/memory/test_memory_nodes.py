@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 from vm.kernel import PCI, number
 from vm.node import Node
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from topobus.domain.idset import CpuSet
+from topobus.values.idset import CpuSet
 from vm.kubelet import CLAIM, STATE, Cpus, Kubelet, guaranteed, pod
 
 pytestmark = pytest.mark.timeout(1800)

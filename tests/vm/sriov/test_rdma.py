@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from topobus.domain.errors import HardwareError
-from topobus.nic.rdma_hand_over import check_rdma
-from topobus.nic.rdma_netlink import RdmaNetlink, open_socket
+from topobus.nic.rdma.rdma_hand_over import check_rdma
+from topobus.nic.rdma.rdma_netlink import RdmaNetlink, open_socket
+from topobus.values.errors import HardwareError
 from vm.kernel import sh
 
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from support.asking import ask_patiently
-from topobus.contracts.catalogue import ADOPT, HEALTH, RELEASE
-from topobus.contracts.messages import AdoptRequest
-from topobus.contracts.release_messages import ReleaseRequest
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.catalogue import ADOPT, HEALTH, RELEASE
+from topobus.formats.messages.messages import AdoptRequest
+from topobus.formats.messages.release_messages import ReleaseRequest
+from topobus.values.request import Owner, OwnerKind
 from vm.kernel import PCI, interfaces, sh
 from vm.monitor import Monitor
 from vm.node import NAME, PATIENCE_S, Node

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 from lab.allocator import cases
 from lab.allocator.cases import Cluster, Puzzle
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.codec import decode, encode
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.search import allocate
-from topobus.controller.allocation.values import (
+from topobus.controller.state.result_cache import ResultCache
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import (
     Allocated,
     AllocationInput,
     ClaimToAllocate,
@@ -29,22 +28,23 @@ from topobus.controller.allocation.values import (
     Slice,
     node_of,
 )
-from topobus.controller.claims.attempts import Attempt, with_attempt
-from topobus.controller.claims.lifecycle import with_allocation
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.state.result_cache import ResultCache
-from topobus.controller.state.standalone_state import StandaloneState
-from topobus.domain.machine import Machine
-from topobus.kubernetes.api.objects import object_parts
-from topobus.kubernetes.api.resource import (
+from topobus.engine.cel.selector import CelCompiler
+from topobus.engine.claims.attempts import Attempt, with_attempt
+from topobus.engine.claims.lifecycle import with_allocation
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.objects import object_parts
+from topobus.formats.kubernetes.resource import (
     AllocationResult,
     ClaimSpec,
     DevicesAllocated,
     GrantedDevice,
     SliceSpec,
 )
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.machine import Machine
 
 __all__ = ["Bench", "Filled", "Solved", "fill", "median_ms", "solve"]
 

@@ -17,7 +17,7 @@ from typing import Any
 from lab.allocator.cases import DRIVER, Cluster, claim, puzzles
 from lab.allocator.growth_chart import draw_growth
 from lab.allocator.measures import Bench, Filled, fill, solve
-from topobus.controller.allocation.values import Mode
+from topobus.engine.allocation.values import Mode
 
 __all__ = ["main"]
 

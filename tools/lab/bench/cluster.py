@@ -28,12 +28,12 @@ from lab.cluster_fill.fill_rig import CONTROLLER, FillRig, fill_rig
 from lab.cluster_fill.gated_pods import NAMESPACE, Crowd
 from lab.cluster_fill.node_records import record_node
 from lab.cluster_fill.patch_floor import patch_statuses
-from topobus.contracts import catalogue
-from topobus.domain.errors import PeerUnavailable
+from topobus.formats.messages import catalogue
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
 from topobus.testing.apiserver import Object
 from topobus.testing.apiserver.request_counts import RequestKind
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ClusterFigures", "ProcessFigures", "draw", "main", "measure_fill", "verbs_of"]
 

@@ -21,7 +21,7 @@ from lab.fleet.fleet_claims import GPUS_OF_FOUR
 from lab.fleet.fleet_node import node_template
 from lab.fleet.fleet_run import FleetRun, measure_run
 from lab.leaves.node_content import kept_content
-from topobus.domain.errors import PeerUnavailable
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["main"]
 

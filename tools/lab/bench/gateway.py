@@ -26,16 +26,16 @@ from lab.bench.figures import Figure, clocked, draw_figure, draw_processors, fig
 from lab.bench.gateway_floor import Floor, floor
 from lab.bench.node_processes import NODE, BenchNode, bench_node
 from lab.bench.process_use import processor_s
-from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Device, Inventory, driver_name
-from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.domain.idset import NodeSet
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import ApiObject
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.simulation.kubelet.simulator import Admission, Container, Pod
+from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import NodeSet
 
 __all__ = ["main"]
 

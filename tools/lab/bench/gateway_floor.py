@@ -23,11 +23,11 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from topobus.contracts.catalogue import LEDGER
-from topobus.devicekit.durable_file import write
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.provision import bucket_subject
+from topobus.bus.bus import Bus
+from topobus.bus.streams.provision import bucket_subject
+from topobus.devicekit.journal.durable_file import write
+from topobus.formats.messages.catalogue import LEDGER
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["PLACES", "Floor", "floor"]

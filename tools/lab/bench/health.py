@@ -26,12 +26,12 @@ from msgspec import Struct, structs
 
 from lab.bench.node_processes import NODE, BenchNode, bench_node
 from lab.device_faults import FAULTS, PlacedFault, build_faulty, place_faults
-from topobus.contracts.catalogue import HEALTH, INVENTORY
-from topobus.contracts.messages import HealthEvent
-from topobus.domain.device import Device, Inventory, driver_name
-from topobus.domain.health import HealthState
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY
+from topobus.formats.messages.messages import HealthEvent
 from topobus.simulation.machines import RecordedMachine
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.health import HealthState
 
 __all__ = ["Taken", "main"]
 

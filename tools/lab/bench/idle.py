@@ -23,8 +23,8 @@ from msgspec import Struct, structs
 
 from lab.bench.node_processes import BenchNode, bench_node
 from lab.bench.process_use import Counts, Use, count_messages, read_counts, use_between
-from topobus.runtime.canary import CANARY_EVERY_S
-from topobus.runtime.heartbeat import EVERY_S
+from topobus.bus.connection.canary import CANARY_EVERY_S
+from topobus.process.heartbeat import EVERY_S
 from topobus.simulation.nats_server import free_port
 
 __all__ = ["Budget", "budgets", "draw", "main", "total"]

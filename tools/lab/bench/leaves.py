@@ -22,7 +22,7 @@ from lab.leaves.hub_chart import draw_growth
 from lab.leaves.hub_measures import Fleet, measure_fleet
 from lab.leaves.node_content import kept_content
 from lab.leaves.open_files import check_open_files, raise_open_files
-from topobus.domain.errors import ConfigError
+from topobus.values.errors import ConfigError
 
 __all__ = ["main"]
 

@@ -17,20 +17,20 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from topobus.domain.alignment.cpus.cpu_hints import cpu_rule
-from topobus.domain.alignment.devices.device_choice import choose_devices
-from topobus.domain.alignment.devices.device_hints import device_rule
-from topobus.domain.alignment.devices.proximity import site_of
-from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.alignment.merge.hint_rule import HintRule
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Device, Link
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView
+from topobus.engine.alignment.cpus.cpu_hints import cpu_rule
+from topobus.engine.alignment.devices.device_choice import choose_devices
+from topobus.engine.alignment.devices.device_hints import device_rule
+from topobus.engine.alignment.devices.proximity import site_of
+from topobus.engine.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.engine.alignment.merge.hint_rule import HintRule
+from topobus.engine.alignment.planning.placement import place
+from topobus.values.device import Device, Link
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.pci import PciAddress
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+from topobus.values.view import AlignmentOptions, CoreView, NodeView
 
 __all__ = ["Case", "Measured", "main", "merge_cases"]
 

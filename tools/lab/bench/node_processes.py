@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.idset import NodeSet
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.process.config import NatsSettings
 from topobus.simulation.kubelet.simulator import KubeletSimulator
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer, free_port
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import NodeSet
 
 __all__ = ["NODE", "BenchNode", "BenchService", "bench_node", "bench_service", "wait_ready"]
 

@@ -25,23 +25,23 @@ from lab.chaos.nats_proxy import NatsProxy, Trouble
 from lab.chaos.service_process import ServiceProcess
 from lab.chaos.small_node import NODE, SETTINGS, publish_small_node
 from lab.chaos.workload import Draft, Verb, effects_of, operations, owner_keys, unknown_effects
-from topobus.contracts.catalogue import ADOPT, COMMIT, LEDGER, PLACE, RELEASE
-from topobus.contracts.messages import CommitRequest, PlaceRequest, ReleaseRequest
-from topobus.contracts.nouns import Ask
-from topobus.domain.errors import InvariantError, PeerUnavailable
-from topobus.domain.ledger import Holders
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.failures import NobodyThere
+from topobus.bus.bus import Bus
+from topobus.bus.failures import NobodyThere
+from topobus.formats.messages.catalogue import ADOPT, COMMIT, LEDGER, PLACE, RELEASE
+from topobus.formats.messages.messages import CommitRequest, PlaceRequest, ReleaseRequest
+from topobus.formats.messages.nouns import Ask
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import InvariantError, PeerUnavailable
+from topobus.values.ledger import Holders
+from topobus.values.outcome import Refusal
+from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
 
 __all__ = ["BulkOptions", "BulkResult", "run_bulk"]
 
 _ASKS: dict[Verb, Ask[Any, Any]] = {Verb.PLACE: PLACE, Verb.ADOPT: ADOPT, Verb.COMMIT: COMMIT, Verb.RELEASE: RELEASE}
 _ASK_S = 1.0
-# A request is not followed when it is older than its asker's time and the difference that clocks may have (topobus.runtime.answerer).
+# A request is not followed when it is older than its asker's time and the difference that clocks may have (topobus.bus.asks.answerer).
 _SETTLED_S = _ASK_S + 2.5
 _PAUSE_S = 0.02
 # The ledger keeps 256 answers: who asks again after so many others came may be answered anew.

@@ -17,8 +17,8 @@ from lab.chaos.faults import CLOCK_FAULTS, HUB_FAULTS, NODE_FAULTS, Fault, possi
 from lab.chaos.node import SERVICES, Shape
 from lab.chaos.node_run import NodeOptions, run_node
 from lab.chaos.wall_clocks import find_libfaketime
-from topobus.runtime.config import LogSettings
-from topobus.runtime.logging import setup_logging
+from topobus.process.config import LogSettings
+from topobus.process.logging import setup_logging
 
 __all__ = ["main"]
 

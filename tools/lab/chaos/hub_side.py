@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from lab.chaos.faults import Fault, Planned
-from topobus.contracts.catalogue import ALIGNMENT, DECISION, DISAGREEMENT, HEALTH, INVENTORY, LEDGER, MACHINE
-from topobus.contracts.codec import encode
-from topobus.contracts.nats_shapes import render_hub, render_leaf
-from topobus.contracts.nouns import Event, State
-from topobus.contracts.up_subjects import domain_of
-from topobus.domain.errors import ConfigError
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.state import Entry
-from topobus.runtime.uplink import Delivery, Mark
+from topobus.bus.bus import Bus
+from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
+from topobus.bus.server_config.up_subjects import domain_of
+from topobus.bus.streams.state import Entry
+from topobus.bus.streams.uplink import Delivery, Mark
+from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, DISAGREEMENT, HEALTH, INVENTORY, LEDGER, MACHINE
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.nouns import Event, State
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, find_nats_server, free_port
 from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
+from topobus.values.errors import ConfigError
 
 __all__ = ["LEAF_SETTINGS", "HubSide", "compare_events", "hub_side", "leaf_servers"]
 

@@ -13,8 +13,8 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from topobus.domain.holdings import names_of
-from topobus.domain.ledger import AllocationPhase, Holders
+from topobus.engine.ledger.holdings import names_of
+from topobus.values.ledger import AllocationPhase, Holders
 
 __all__ = [
     "ANY",

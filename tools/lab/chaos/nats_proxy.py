@@ -15,8 +15,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from topobus.contracts.catalogue import BUCKETS
-from topobus.runtime.provision import bucket_subject
+from topobus.bus.streams.provision import bucket_subject
+from topobus.formats.messages.catalogue import BUCKETS
 
 __all__ = ["NatsProxy", "Trouble"]
 

@@ -21,13 +21,13 @@ from lab.chaos.nats_proxy import NatsProxy, Trouble
 from lab.chaos.observer import NodeObserver
 from lab.chaos.service_process import ServiceProcess
 from lab.chaos.wall_clocks import WallClocks
-from topobus.contracts.catalogue import LEDGER
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.idset import NodeSet
-from topobus.runtime.provision import bucket_stream
+from topobus.bus.streams.provision import bucket_stream
+from topobus.formats.messages.catalogue import LEDGER
 from topobus.simulation.kubelet.simulator import KubeletSimulator, KubeletTimings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import NodeSet
 
 __all__ = ["DEVICES", "NODE", "SERVICES", "ChaosNode", "Shape", "chaos_node"]
 

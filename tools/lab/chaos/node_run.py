@@ -19,11 +19,11 @@ from lab.chaos.ledger_objects import held_by_owner
 from lab.chaos.node import DEVICES, NODE, ChaosNode, Shape, chaos_node
 from lab.chaos.observer import NodeObserver, cdi_devices
 from lab.chaos.pod_lives import CLASSES, Lives, Stuck, draw_lives
-from topobus.contracts.catalogue import OBJECT
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.request import OwnerKind
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.process.config import NatsSettings
+from topobus.values.errors import PeerUnavailable
+from topobus.values.request import OwnerKind
 
 __all__ = ["NodeOptions", "NodeResult", "run_node"]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.chaos.ledger_objects import double_holdings, held_by_owner
-from topobus.contracts.catalogue import LEDGER
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Holders
-from topobus.domain.request import OwnerKind
-from topobus.runtime.bus import Bus, ChangeKind
+from topobus.bus.bus import Bus, ChangeKind
+from topobus.formats.messages.catalogue import LEDGER
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Holders
+from topobus.values.request import OwnerKind
 
 __all__ = ["Grant", "NodeObserver", "cdi_devices"]
 

@@ -16,15 +16,15 @@ from itertools import count
 from typing import TypeVar
 
 from lab.chaos.observer import Grant, NodeObserver
-from topobus.contracts.catalogue import OBJECT, PLACE, RELEASE
-from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
-from topobus.domain.alignment.planning.node_view import cpu_name
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.outcome import Placement
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.kubernetes.api.objects import admit, ask_deletion, object_parts
-from topobus.runtime.bus import Bus, Conflict
+from topobus.bus.bus import Bus, Conflict
+from topobus.engine.alignment.planning.node_view import cpu_name
+from topobus.formats.kubernetes.objects import admit, ask_deletion, object_parts
+from topobus.formats.messages.catalogue import OBJECT, PLACE, RELEASE
+from topobus.formats.messages.messages import ApiObject, PlaceRequest, ReleaseRequest
 from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.outcome import Placement
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 __all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "draw_lives"]
 

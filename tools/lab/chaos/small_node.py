@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from lab.chaos.workload import CPUS, GPUS, NICS
-from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.domain.alignment.planning.node_view import CPU_CLASS
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Cpu, Machine, NumaNode
 
 __all__ = ["NODE", "SETTINGS", "publish_small_node"]
 

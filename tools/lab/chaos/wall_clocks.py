@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from topobus.runtime.clock import SystemClock
+from topobus.process.clock import SystemClock
 
 __all__ = ["MovedClock", "WallClocks", "find_libfaketime"]
 

@@ -13,7 +13,8 @@ from enum import StrEnum
 from msgspec import Struct
 
 from lab.chaos.ledger_objects import ANY, FREE, Act, DeviceAction, OwnerAction, devices_of, held_by_owner
-from topobus.contracts.messages import (
+from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name
+from topobus.formats.messages.messages import (
     AdoptReply,
     AdoptRequest,
     CommitReply,
@@ -23,10 +24,9 @@ from topobus.contracts.messages import (
     ReleaseReply,
     ReleaseRequest,
 )
-from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name
-from topobus.domain.ledger import AllocationPhase, Holders
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.values.ledger import AllocationPhase, Holders
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 __all__ = ["CPUS", "DEVICES", "GPUS", "NICS", "Draft", "Effects", "Verb", "effects_of", "operations", "owner_keys", "unknown_effects"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topobus.domain.device import class_of_driver
-from topobus.domain.ledger import Ledger
 from topobus.testing.apiserver import Object
+from topobus.values.device import class_of_driver
+from topobus.values.ledger import Ledger
 
 __all__ = ["faults_of", "left_at_nodes"]
 

@@ -23,13 +23,13 @@ from lab.bench.node_processes import BenchService
 from lab.bench.process_use import Counts, read_counts
 from lab.cluster_fill.node_records import NodeRecord
 from lab.cluster_fill.played_nodes import READY, open_client
-from topobus.contracts.codec import encode
-from topobus.domain.errors import PeerUnavailable
+from topobus.bus.bus import Bus
+from topobus.formats.messages.codec import encode
 from topobus.kubernetes.client import KubernetesClient
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, free_port
 from topobus.testing.apiserver.request_counts import METRICS_PATH, RequestKind
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["CONTROLLER", "FillRig", "fill_rig"]
 

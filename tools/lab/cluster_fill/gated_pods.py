@@ -13,11 +13,11 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 from lab.cluster_fill.played_nodes import create
-from topobus.domain.device import driver_name
-from topobus.domain.errors import PeerUnavailable
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
 from topobus.testing.apiserver import Object
+from topobus.values.device import driver_name
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["GATE", "NAMESPACE", "Crowd", "claim_object", "pod_object"]
 

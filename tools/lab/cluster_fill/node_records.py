@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from lab.bench.node_processes import NODE, bench_node
-from topobus.contracts import catalogue
-from topobus.contracts.codec import encode
-from topobus.domain.device import Inventory, driver_name
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.machine import Machine
-from topobus.kubernetes.api.slices import DEVICES_PER_SLICE, slice_device
+from topobus.formats.kubernetes.slices import DEVICES_PER_SLICE, slice_device
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.codec import encode
 from topobus.testing.apiserver import Object
+from topobus.values.device import Inventory, driver_name
+from topobus.values.errors import PeerUnavailable
+from topobus.values.machine import Machine
 
 __all__ = ["CLASSES", "NodeRecord", "class_object", "node_name", "node_object", "record_node", "slice_objects"]
 

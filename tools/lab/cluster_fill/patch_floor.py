@@ -10,9 +10,9 @@ import asyncio
 import time
 
 from lab.cluster_fill.played_nodes import create
-from topobus.domain.errors import PeerUnavailable
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["patch_statuses"]
 

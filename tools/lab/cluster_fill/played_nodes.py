@@ -1,7 +1,7 @@
 """Plays the nodes' side of a fill in one process: `python -m lab.cluster_fill.played_nodes NATS_URL KUBECONFIG COUNT RECORD`.
 
 Each node publishes machine and inventories on the bus, its Node object and ResourceSlices at the API server, and answers PLACE and RELEASE with a ledger that it alone
-writes, by the rules of `topobus.domain`: its answers are those of its topology service. Prints `ready` when all are there.
+writes, by the rules of `topobus.engine.ledger`: its answers are those of its topology service. Prints `ready` when all are there.
 Flows in: a file with a NodeRecord as JSON. Flows out: nodes 0 to COUNT - 1, which differ by their names.
 """
 
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from lab.cluster_fill.node_records import CLASSES, NodeRecord, class_object, node_name, node_object, slice_objects
 from lab.played_ledger import PlayedLedger
-from topobus.contracts import catalogue
-from topobus.contracts.codec import decode
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.codec import decode
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.testing.apiserver import Object
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
+from topobus.values.view import AlignmentOptions, NodeView
 
 __all__ = ["READY", "PlayedNode", "create", "open_client", "publish_nodes"]
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus
-from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
-from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
-from topobus.domain.alignment.devices.device_choice import split_by_affinity
-from topobus.domain.alignment.devices.device_hints import device_hints
-from topobus.domain.alignment.memory.memory_allocation import MemoryAmount, MemoryNode, memory_hints
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.device import Device
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.request import Policy
-from topobus.domain.view import CpuOptions
+from topobus.engine.alignment.cpus.cpu_assignment import assign_cpus
+from topobus.engine.alignment.cpus.cpu_hints import cpu_hints
+from topobus.engine.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
+from topobus.engine.alignment.devices.device_choice import split_by_affinity
+from topobus.engine.alignment.devices.device_hints import device_hints
+from topobus.engine.alignment.memory.memory_allocation import MemoryAmount, MemoryNode, memory_hints
+from topobus.engine.alignment.merge.dispatch import merge_hints
+from topobus.values.device import Device
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.request import Policy
+from topobus.values.view import CpuOptions
 
 __all__ = ["check_cpus", "check_device_hints", "check_memory", "check_merge"]
 

@@ -14,17 +14,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from topobus.cel.seam import (
-    DeviceFacts,
-    FactValue,
-    SelectorCompiler,
-    SelectorError,
-    Version,
-)
-from topobus.cel.selector import COST_LIMIT, CelCompiler, compile_expression
-from topobus.contracts.codec import encode
-from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET, allocate
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.engine.allocation.values import (
     Allocated,
     AllocationInput,
     ClaimToAllocate,
@@ -39,10 +30,19 @@ from topobus.controller.allocation.values import (
     Slice,
     Usage,
 )
-from topobus.domain.errors import TopobusError
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec, SliceSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.cel.seam import (
+    DeviceFacts,
+    FactValue,
+    SelectorCompiler,
+    SelectorError,
+    Version,
+)
+from topobus.engine.cel.selector import COST_LIMIT, CelCompiler, compile_expression
+from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.codec import encode
+from topobus.values.errors import TopobusError
+from topobus.values.quantity import Quantity
 
 __all__ = ["CelSelectors", "answer", "answer_case", "check_allocation", "read_case"]
 

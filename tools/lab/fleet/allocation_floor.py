@@ -10,11 +10,11 @@ import asyncio
 import time
 
 from lab.fleet.fleet_claims import NAMESPACE, fleet_claim
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, DecisionEvent
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.objects import object_parts
-from topobus.runtime.bus import Bus, Written
+from topobus.bus.bus import Bus, Written
+from topobus.formats.kubernetes.objects import object_parts
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject, DecisionEvent
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["measure_floor"]
 

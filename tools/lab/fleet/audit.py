@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import class_of_driver
-from topobus.domain.ledger import Ledger
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import class_of_driver
+from topobus.values.ledger import Ledger
 
 __all__ = ["find_faults"]
 

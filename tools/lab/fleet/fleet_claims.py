@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from topobus.contracts.codec import decode, encode
-from topobus.contracts.messages import ApiObject
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.messages import ApiObject
 
 __all__ = ["GPUS_OF_FOUR", "NAMESPACE", "claim_name", "fleet_claim"]
 

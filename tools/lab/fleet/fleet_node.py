@@ -13,16 +13,16 @@ from msgspec import Struct, structs
 
 from lab.leaves.node_content import NodeContent
 from lab.played_ledger import PlayedLedger
-from topobus.contracts import catalogue
-from topobus.contracts.messages import HintsReply, HintsRequest
-from topobus.contracts.stored import from_stored
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Machine
-from topobus.domain.timestamps import rfc3339
-from topobus.domain.view import AlignmentOptions, NodeAlignment, NodeView
-from topobus.runtime.bus import Bus
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import HintsReply, HintsRequest
+from topobus.formats.messages.stored import from_stored
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine
+from topobus.values.timestamps import rfc3339
+from topobus.values.view import AlignmentOptions, NodeAlignment, NodeView
 
 __all__ = ["FleetNode", "NodeTemplate", "node_name", "node_template"]
 

@@ -29,13 +29,13 @@ from lab.fleet.fleet_claims import NAMESPACE, claim_name, fleet_claim
 from lab.fleet.fleet_node import node_name, node_template
 from lab.fleet.player import READY
 from lab.leaves.node_content import NodeContent
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import PeerUnavailable
-from topobus.kubernetes.api.objects import object_parts
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.formats.kubernetes.objects import object_parts
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
+from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["FleetRun", "measure_run"]
 

@@ -15,8 +15,8 @@ import msgspec
 
 from lab.fleet.fleet_node import FleetNode, node_template
 from lab.leaves.node_content import NodeContent
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus
+from topobus.process.config import NatsSettings
 
 __all__ = ["READY", "main"]
 

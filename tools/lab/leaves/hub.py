@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from lab.bench.process_use import read_counts
-from topobus.contracts.nats_shapes import OLDEST_LEAF, render_hub
+from topobus.bus.server_config.nats_shapes import OLDEST_LEAF, render_hub
 from topobus.simulation.nats_server import NatsServer, free_port
 
 __all__ = ["Hub", "HubCounts", "HubUse", "hub_use", "server_version"]

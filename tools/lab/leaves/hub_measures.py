@@ -26,11 +26,11 @@ from lab.leaves.put_floor import bare_puts
 from lab.leaves.simulated_node import stored_messages
 from lab.leaves.swarm import Order, Report, node_name
 from lab.leaves.watcher import Watcher
-from topobus.contracts.catalogue import LEDGER, PREFER
-from topobus.domain.silence import Answered
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
-from topobus.runtime.provision import bucket_subject
+from topobus.bus.bus import Bus
+from topobus.bus.streams.provision import bucket_subject
+from topobus.engine.health.silence import Answered
+from topobus.formats.messages.catalogue import LEDGER, PREFER
+from topobus.process.config import NatsSettings
 
 __all__ = ["Fleet", "measure_fleet"]
 

@@ -24,7 +24,7 @@ from lab.leaves.leaf_wire import (
     interest_line,
     message_bytes,
 )
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["LeafConnection", "NoAnswer"]
 

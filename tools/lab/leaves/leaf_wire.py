@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.errors import ContractError
+from topobus.values.errors import ContractError
 
 __all__ = [
     "Failed",

@@ -17,14 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from lab.bench.node_processes import NODE, bench_node
-from topobus.contracts.catalogue import EVENTS, PLACE, STATES
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import PlaceRequest
-from topobus.contracts.nouns import Event, State
-from topobus.contracts.stored import to_stored
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.runtime.bus import Bus, Start
-from topobus.runtime.config import NatsSettings
+from topobus.bus.bus import Bus, Start
+from topobus.formats.messages.catalogue import EVENTS, PLACE, STATES
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import PlaceRequest
+from topobus.formats.messages.nouns import Event, State
+from topobus.formats.messages.stored import to_stored
+from topobus.process.config import NatsSettings
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 __all__ = ["NodeContent", "Saying", "kept_content", "read_content", "record_content"]
 
@@ -115,7 +115,7 @@ async def _read_event(bus: Bus, event: Event[Any], node: str) -> list[Saying]:
     sayings: list[Saying] = []
     async with aclosing(bus.follow(event, start=Start.PRESENT, node=node)) as received_events:
         async for received in received_events:
-            # The headers of topobus.runtime.events, as far as they have a size: each of them is stored with the event.
+            # The headers of topobus.bus.streams.events, as far as they have a size: each of them is stored with the event.
             event_id = f"{node}-{event.name}-{received.sequence}"
             headers = {
                 "Nats-Msg-Id": event_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from topobus.domain.errors import ConfigError
+from topobus.values.errors import ConfigError
 
 __all__ = ["check_open_files", "raise_open_files"]
 

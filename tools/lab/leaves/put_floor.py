@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable
 
-from topobus.domain.errors import PeerUnavailable
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["bare_puts"]
 

@@ -15,15 +15,15 @@ from typing import Any
 from lab.leaves.leaf_connection import LeafConnection, NoAnswer
 from lab.leaves.leaf_wire import Message
 from lab.leaves.node_content import NodeContent, Saying
-from topobus.contracts.catalogue import ASKS, FORGET, PLACE, PLAN, PREFER
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import PlaceReply, PreferReply
-from topobus.contracts.nouns import Ask, State
-from topobus.contracts.up_subjects import DENIED_IMPORTS, domain_of, up_nouns, up_stored_subject, up_subject
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Reason, Refusal
-from topobus.runtime.ask_headers import PING
-from topobus.runtime.provision import bucket_subject
+from topobus.bus.asks.ask_headers import PING
+from topobus.bus.server_config.up_subjects import DENIED_IMPORTS, domain_of, up_nouns, up_stored_subject, up_subject
+from topobus.bus.streams.provision import bucket_subject
+from topobus.formats.messages.catalogue import ASKS, FORGET, PLACE, PLAN, PREFER
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import PlaceReply, PreferReply
+from topobus.formats.messages.nouns import Ask, State
+from topobus.values.errors import PeerUnavailable
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["SimulatedNode", "asked_subjects", "read_headers", "stored_messages", "write_headers"]
 

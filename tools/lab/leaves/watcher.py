@@ -13,9 +13,9 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from lab.leaves.node_content import NodeContent
-from topobus.contracts.nouns import State
-from topobus.contracts.up_subjects import up_nouns
-from topobus.runtime.bus import Bus, ChangeKind
+from topobus.bus.bus import Bus, ChangeKind
+from topobus.bus.server_config.up_subjects import up_nouns
+from topobus.formats.messages.nouns import State
 
 __all__ = ["Watcher"]
 

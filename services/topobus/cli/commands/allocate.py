@@ -16,21 +16,21 @@ import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.dry_run_process import ask_dry_run
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
+from topobus.cli.listing.responding_services import why_silent
 from topobus.cli.objects.manifests import manifest_files, read_mixed, read_wanted
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.output import Output
-from topobus.cli.system.responding_services import why_silent
-from topobus.contracts.catalogue import ALIGNMENT, HINT, INVENTORY, LEDGER, MACHINE, OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Inventory
-from topobus.domain.outcome import Reason
-from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api.objects import object_parts
-from topobus.runtime.bus import Bus
+from topobus.formats.kubernetes.objects import object_parts
+from topobus.formats.messages.catalogue import ALIGNMENT, HINT, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Inventory
+from topobus.values.outcome import Reason
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["allocate", "answers_of_system", "show_answer"]
 

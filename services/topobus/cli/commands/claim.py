@@ -18,10 +18,10 @@ from topobus.cli.objects.manifests import parse_namespaced, read_mixed
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.tables import state_of
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.api.classic_handles import shown
-from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
+from topobus.formats.kubernetes.classic.classic_handles import shown
+from topobus.formats.kubernetes.objects import metadata_of, name_of, object_parts
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.formats.messages.messages import ApiObject
 
 __all__ = ["claim_app"]
 

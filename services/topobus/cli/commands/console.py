@@ -17,7 +17,7 @@ from cyclopts import Parameter, validators
 
 from topobus.cli.config import CliSettings
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_listening
-from topobus.domain.errors import ConfigError
+from topobus.values.errors import ConfigError
 
 __all__ = ["console", "console_environment"]
 

@@ -10,13 +10,13 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.bus.connection.endpoint import read_url
 from topobus.cli.contexts import Context, ContextFolder, ContextState, check_name
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.output import Output
 from topobus.cli.targets import check_server_url, refuses
-from topobus.runtime.endpoint import read_url
 
 __all__ = ["context_app"]
 

@@ -11,19 +11,19 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 from rich.text import Text
 
+from topobus.bus.bus import Bus, Start
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
 from topobus.cli.render.answers import answer_text
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.contracts.catalogue import DECISION, LEDGER
-from topobus.contracts.messages import OUTCOME, DecisionEvent
-from topobus.domain.ledger import Holders
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.timestamps import short_time
-from topobus.runtime.bus import Bus, Start
+from topobus.formats.messages.catalogue import DECISION, LEDGER
+from topobus.formats.messages.messages import OUTCOME, DecisionEvent
+from topobus.values.ledger import Holders
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.timestamps import short_time
 
 __all__ = ["decision_listing", "decisions"]
 

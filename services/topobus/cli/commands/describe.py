@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from topobus.bus.bus import Bus
 from topobus.cli.commands.holders import allocations_of_pod, holder_listing
 from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.listing.list_options import Namespace
+from topobus.cli.listing.responding_services import as_of_now
 from topobus.cli.objects.applying import find_object, parts_of, plain_object
 from topobus.cli.objects.kinds import plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
@@ -18,12 +20,10 @@ from topobus.cli.render.description import describe as put_together
 from topobus.cli.render.description import view
 from topobus.cli.render.output import Output
 from topobus.cli.render.tables import claim_names
-from topobus.cli.system.responding_services import as_of_now
-from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, OBJECT
-from topobus.contracts.messages import ApiObject, DecisionEvent
-from topobus.domain.ledger import Allocation
-from topobus.domain.request import OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.catalogue import DECISION, INVENTORY, LEDGER, OBJECT
+from topobus.formats.messages.messages import ApiObject, DecisionEvent
+from topobus.values.ledger import Allocation
+from topobus.values.request import OwnerKind
 
 __all__ = ["describe"]
 

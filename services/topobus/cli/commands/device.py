@@ -14,22 +14,22 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
+from topobus.cli.listing.responding_services import device_service_on, tell_waiting, topology_on
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, check_known, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.cli.system.fleet_inventories import list_inventories
-from topobus.cli.system.responding_services import device_service_on, tell_waiting, topology_on
-from topobus.contracts.catalogue import LEDGER, MAINTENANCE, OPERATE
-from topobus.contracts.operation_messages import ClassMaintenance, OperateReply, OperateRequest
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.maintenance import DeviceOperation, DeviceVerb, Maintenance
-from topobus.domain.outcome import Refusal
-from topobus.domain.timestamps import short_time
-from topobus.runtime.bus import Bus
+from topobus.engine.drawing.letters import holders_of
+from topobus.formats.messages.catalogue import LEDGER, MAINTENANCE, OPERATE
+from topobus.formats.messages.operation_messages import ClassMaintenance, OperateReply, OperateRequest
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.maintenance import DeviceOperation, DeviceVerb, Maintenance
+from topobus.values.outcome import Refusal
+from topobus.values.timestamps import short_time
 
 __all__ = ["device_app"]
 

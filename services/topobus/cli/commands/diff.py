@@ -15,9 +15,9 @@ from topobus.cli.objects.applying import Applied, apply_objects, plain_object
 from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_sources
 from topobus.cli.objects.vendor_names import Profiles, stored_by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
-from topobus.contracts.messages import ApiObject
-from topobus.domain.vendor_profiles import VendorProfile
-from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.vendor_profiles import VendorProfile
 
 __all__ = ["diff", "difference"]
 

@@ -14,7 +14,13 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.checkup import (
+from topobus.bus.bus import Bus, Entry, NobodyThere
+from topobus.bus.login.certificate_facts import day
+from topobus.cli.exits import ExitCode
+from topobus.cli.listing.fleet_inventories import list_inventories
+from topobus.cli.listing.responding_services import side_by_side, sign_of_life, silence_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus, system_text
+from topobus.cli.rules.checkup import (
     MISSING,
     Finding,
     Level,
@@ -39,13 +45,9 @@ from topobus.cli.checkup import (
     check_unserved_drivers,
     grouped,
 )
-from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus, system_text
-from topobus.cli.system.fleet_inventories import list_inventories
-from topobus.cli.system.local_logins import is_local
-from topobus.cli.system.responding_services import side_by_side, sign_of_life, silence_text
-from topobus.cli.system.system import Layout
-from topobus.contracts.catalogue import (
+from topobus.devicekit.registry import unserved_drivers
+from topobus.engine.health.silence import Answered, Silent
+from topobus.formats.messages.catalogue import (
     ALIGNMENT,
     HINT,
     INVENTORY,
@@ -58,18 +60,16 @@ from topobus.contracts.catalogue import (
     PREFER,
     RELAY,
 )
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.messages import PodsRequest
-from topobus.contracts.nouns import CLUSTER, State
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.devicekit.registry import unserved_drivers
-from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable, TopobusError
-from topobus.domain.node_text import counted
-from topobus.domain.request import Owner, OwnerKind, PodRequest
-from topobus.domain.silence import Answered, Silent
-from topobus.runtime.bus import Bus, Entry, NobodyThere
-from topobus.runtime.certificate_facts import day
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.formats.messages.messages import PodsRequest
+from topobus.formats.messages.nouns import CLUSTER, State
+from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.local_system.local_logins import is_local
+from topobus.local_system.system import Layout
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.node_text import counted
+from topobus.values.request import Owner, OwnerKind, PodRequest
 
 __all__ = ["check_folders", "doctor"]
 

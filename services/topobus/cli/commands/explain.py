@@ -18,17 +18,17 @@ from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import answer_view, hint_table, hint_text, summary
 from topobus.cli.render.output import Output
-from topobus.contracts.catalogue import DECISION, OBJECT
-from topobus.contracts.codec import decode
-from topobus.contracts.messages import ApiObject, DecisionEvent
-from topobus.domain.alignment.planning.placement import place, plan
-from topobus.domain.alignment.planning.refusal_reasons import Conflict
-from topobus.domain.alignment.planning.search_budget import GaveUp
-from topobus.domain.node_text import counted
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import PodRequest
-from topobus.domain.view import NodeView, PlanMode
-from topobus.kubernetes.api.objects import metadata_of
+from topobus.engine.alignment.planning.placement import place, plan
+from topobus.engine.alignment.planning.refusal_reasons import Conflict
+from topobus.engine.alignment.planning.search_budget import GaveUp
+from topobus.formats.kubernetes.objects import metadata_of
+from topobus.formats.messages.catalogue import DECISION, OBJECT
+from topobus.formats.messages.codec import decode
+from topobus.formats.messages.messages import ApiObject, DecisionEvent
+from topobus.values.node_text import counted
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import PodRequest
+from topobus.values.view import NodeView, PlanMode
 
 __all__ = ["conflict_of", "explain", "explanation", "replay"]
 

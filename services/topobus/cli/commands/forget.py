@@ -9,17 +9,17 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.bus.bus import Bus, NobodyThere
 from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.listing.fleet_inventories import nodes_without_a_machine
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.output import Output
-from topobus.cli.system.fleet_inventories import nodes_without_a_machine
-from topobus.contracts.catalogue import FORGET
-from topobus.contracts.forget_messages import ForgetReply, ForgetRequest, KeyOutcome
-from topobus.contracts.nouns import CLUSTER
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.node_text import counted
-from topobus.runtime.bus import Bus, NobodyThere
+from topobus.formats.messages.catalogue import FORGET
+from topobus.formats.messages.forget_messages import ForgetReply, ForgetRequest, KeyOutcome
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.values.errors import PeerUnavailable
+from topobus.values.node_text import counted
 
 __all__ = ["forget_app"]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
 from topobus.cli.objects.applying import built_in_classes, find_object, parts_of, plain_object
@@ -16,13 +17,12 @@ from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.tables import object_listing
-from topobus.contracts.catalogue import LEDGER, OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.domain.ledger import Allocation
-from topobus.domain.request import OwnerKind
-from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
-from topobus.runtime.bus import Bus
+from topobus.formats.kubernetes.objects import is_of_cluster, metadata_of
+from topobus.formats.messages.catalogue import LEDGER, OBJECT
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.values.ledger import Allocation
+from topobus.values.request import OwnerKind
 
 __all__ = ["get"]
 

@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.text import Text
 
+from topobus.bus.bus import Start
 from topobus.cli.commands.inventory import no_device, read_inventories, read_ledgers, selected
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
@@ -20,10 +21,9 @@ from topobus.cli.render.device_listings import health_listing
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER
-from topobus.contracts.messages import HealthEvent
-from topobus.domain.timestamps import short_time
-from topobus.runtime.bus import Start
+from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER
+from topobus.formats.messages.messages import HealthEvent
+from topobus.values.timestamps import short_time
 
 __all__ = ["WatchedEvent", "event_line", "health_app"]
 

@@ -14,9 +14,9 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
 from topobus.cli.render.answers import hints_text
 from topobus.cli.render.gaps import Gaps
-from topobus.contracts.catalogue import HINTS
-from topobus.contracts.messages import HintsEvent
-from topobus.domain.timestamps import short_time
+from topobus.formats.messages.catalogue import HINTS
+from topobus.formats.messages.messages import HintsEvent
+from topobus.values.timestamps import short_time
 
 __all__ = ["hints_app", "hints_lines"]
 

@@ -10,17 +10,17 @@ from cyclopts import Parameter
 from msgspec import structs
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.contracts.catalogue import LEDGER, OBJECT
-from topobus.contracts.messages import ApiObject
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, AllocationPhase, Ledger
-from topobus.domain.request import Owner, OwnerKind
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.catalogue import LEDGER, OBJECT
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, AllocationPhase, Ledger
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["allocations_of_pod", "holder_listing", "holders"]
 

@@ -10,20 +10,20 @@ from cyclopts import Parameter
 from msgspec import structs
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.listing.fleet_inventories import list_inventories, unread_text
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
+from topobus.cli.listing.responding_services import as_of_now
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, one_of_classes, open_bus
 from topobus.cli.render.device_listings import device_labels, device_listing, summary_listing
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
-from topobus.cli.system.fleet_inventories import list_inventories, unread_text
-from topobus.cli.system.responding_services import as_of_now
-from topobus.contracts.catalogue import INVENTORY, LEDGER
-from topobus.domain.device import Device, Inventory
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.runtime.bus import Bus
+from topobus.engine.drawing.letters import holders_of
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
 
 __all__ = ["inventory", "no_device", "read_inventories", "read_ledgers", "selected"]
 

@@ -10,14 +10,8 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.cli.commands.key_users import known_user, show_password
-from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.cli.system.users_file import UsersForm, changed_form, user_names, write_users
-from topobus.contracts.nats_accounts import Shape
-from topobus.contracts.server_users import takes_second_name
-from topobus.runtime.certificate_facts import CertificateFacts, day, read_certificates
-from topobus.runtime.certificates import (
+from topobus.bus.login.certificate_facts import CertificateFacts, day, read_certificates
+from topobus.bus.login.certificates import (
     AUTHORITY_FILE,
     CERTIFICATE_FILE,
     ServerCertificate,
@@ -25,7 +19,7 @@ from topobus.runtime.certificates import (
     certify,
     drop_old_authorities,
 )
-from topobus.runtime.user_keys import (
+from topobus.bus.login.user_keys import (
     PASSWORD_FILE,
     change_password,
     forget_previous,
@@ -34,6 +28,12 @@ from topobus.runtime.user_keys import (
     read_password,
     write_whole,
 )
+from topobus.bus.server_config.nats_accounts import Shape
+from topobus.bus.server_config.server_users import takes_second_name
+from topobus.cli.commands.key_users import known_user, show_password
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.users_file import UsersForm, changed_form, user_names, write_users
 
 __all__ = ["keys_app"]
 

@@ -12,21 +12,21 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
+from topobus.bus.server_config.server_users import takes_second_name
 from topobus.cli.commands.key_users import known_user, show_password
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.cli.secrets.cluster_certificates import make_certificate, server_names
-from topobus.cli.secrets.cluster_secrets import forget_previous_passwords, make_users, rotate_users, user_password
-from topobus.cli.secrets.namespace_objects import NamespaceObjects
-from topobus.cli.secrets.secret_objects import users_of
-from topobus.cli.system.users_file import extra_classes
-from topobus.contracts.device_classes import has_own_service
-from topobus.contracts.server_users import takes_second_name
+from topobus.cli.users_file import extra_classes
+from topobus.formats.messages.device_classes import has_own_service
+from topobus.keys.cluster_certificates import make_certificate, server_names
+from topobus.keys.cluster_secrets import forget_previous_passwords, make_users, rotate_users, user_password
+from topobus.keys.namespace_objects import NamespaceObjects
+from topobus.keys.secret_objects import users_of
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.client import KubernetesClient
-from topobus.runtime.logging import setup_logging
+from topobus.process.logging import setup_logging
 
 __all__ = ["secrets_app"]
 

@@ -18,9 +18,9 @@ from topobus.cli.contexts import Context, ContextFolder
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text
-from topobus.cli.system.log_files import LogFile, LogLine, read_logs
-from topobus.cli.system.system import Layout
 from topobus.cli.targets import VARIABLE
+from topobus.local_system.log_files import LogFile, LogLine, read_logs
+from topobus.local_system.system import Layout
 
 __all__ = ["log_folder", "logs"]
 

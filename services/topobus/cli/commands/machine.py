@@ -9,25 +9,25 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode, InputError
+from topobus.cli.listing.responding_services import as_of_now
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
 from topobus.cli.pci_names import read_pci_names
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.picture import recording_console, save_picture
-from topobus.cli.system.responding_services import as_of_now
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
-from topobus.domain.device import Inventory
-from topobus.domain.drawing.leaves import PciIds
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.pci import PciAddress
-from topobus.runtime.bus import Bus
+from topobus.engine.drawing.leaves import PciIds
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.sysfs.kernel_names import read_kernel_names
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.report import machine_report
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
+from topobus.values.pci import PciAddress
 
 __all__ = ["machine", "names_in", "node_state", "read_tree"]
 

@@ -14,11 +14,11 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.objects.input_files import MANIFEST_BYTES, read_text, shown_name
 from topobus.cli.render.output import Output
-from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.api.classic_migration import CLASSIC_VERSION_TEXTS, Migration, Severity
-from topobus.kubernetes.api.classic_migration import migrate as migrate_objects
-from topobus.kubernetes.api.manifest import parse_some
-from topobus.kubernetes.api.objects import CLASSIC_VERSIONS
+from topobus.formats.kubernetes.classic.classic_migration import CLASSIC_VERSION_TEXTS, Migration, Severity
+from topobus.formats.kubernetes.classic.classic_migration import migrate as migrate_objects
+from topobus.formats.kubernetes.manifest import parse_some
+from topobus.formats.kubernetes.objects import CLASSIC_VERSIONS
+from topobus.formats.messages.messages import ApiObject
 
 __all__ = ["migrate"]
 

@@ -13,14 +13,14 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from topobus.bus.bus import Bus, Conflict
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
-from topobus.contracts.catalogue import LEDGER
-from topobus.contracts.codec import encode
-from topobus.domain.errors import PeerUnavailable
-from topobus.runtime.bus import Bus, Conflict
-from topobus.runtime.config import load_settings
+from topobus.formats.messages.catalogue import LEDGER
+from topobus.formats.messages.codec import encode
+from topobus.process.config import load_settings
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["move_ledger"]
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
+from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.cli.system.fleet_inventories import list_inventories
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
-from topobus.domain.errors import PeerUnavailable
-from topobus.kubernetes.api.classic_state import node_allocation_state
-from topobus.runtime.bus import Bus
+from topobus.engine.ledger.classic_state import node_allocation_state
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["nodeallocationstates", "show_states", "states_listing"]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.listing.list_options import Namespace
 from topobus.cli.objects.applying import (
@@ -30,16 +31,15 @@ from topobus.cli.objects.sources import Files, Kustomization, Recursive, read_so
 from topobus.cli.objects.vendor_names import Profiles, stored_by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.output import Output
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import ConfigError, ContractError
-from topobus.domain.vendor_profiles import VendorProfile
-from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.objects import (
+from topobus.formats.kubernetes.classic.classic import is_classic
+from topobus.formats.kubernetes.objects import (
     metadata_of,
     name_of,
     object_parts,
 )
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ConfigError, ContractError
+from topobus.values.vendor_profiles import VendorProfile
 
 __all__ = ["apply", "apply_and_show", "delete", "delete_places"]
 

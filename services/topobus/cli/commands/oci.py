@@ -12,28 +12,28 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from msgspec import Struct, structs
 
+from topobus.bus.bus import Bus
 from topobus.cli.commands.oci_hook import hook, interface_hooks
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.objects.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE
-from topobus.contracts.messages import ApiObject, PodsRequest, Prepared, PrepareRequest
-from topobus.contracts.sandbox_messages import Accepted
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name
-from topobus.devicekit.oci import CdiFile, PluginAnswer, device_paths, oci_spec
-from topobus.devicekit.oci_host import look_up, read_cdi_files
-from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
-from topobus.domain.device import driver_name
-from topobus.domain.edits import ContainerEdits, Hook
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.holdings import names_of
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Holding, Ledger
-from topobus.domain.outcome import MemoryBlock, Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.classic_handles import shown
-from topobus.runtime.bus import Bus
+from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
+from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.ledger.holdings import names_of
+from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
+from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
+from topobus.formats.kubernetes.classic.classic_handles import shown
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE
+from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.values.device import driver_name
+from topobus.values.edits import ContainerEdits, Hook
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Holding, Ledger
+from topobus.values.outcome import MemoryBlock, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["oci", "oci_app"]
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from topobus.cli.exits import ExitCode
-from topobus.domain.edits import Hook
-from topobus.domain.errors import ConfigError, ContractError
-from topobus.domain.outcome import Refusal
+from topobus.values.edits import Hook
+from topobus.values.errors import ConfigError, ContractError
+from topobus.values.outcome import Refusal
 
 __all__ = ["hook", "interface_hooks"]
 

@@ -14,7 +14,9 @@ from rich.console import RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from topobus.bus.bus import Bus, NobodyThere, Unreadable
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
+from topobus.cli.listing.responding_services import CONTROLLER, tell_waiting, topology_on
 from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, read_wanted, request_of
 from topobus.cli.objects.sources import Files
@@ -22,18 +24,16 @@ from topobus.cli.objects.vendor_names import Profiles, by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus
 from topobus.cli.render.answers import answer_view
 from topobus.cli.render.output import Output
-from topobus.cli.system.responding_services import CONTROLLER, tell_waiting, topology_on
-from topobus.contracts.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
-from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanReply, PlanRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Placement
-from topobus.domain.request import Owner, OwnerKind, PodRequest
-from topobus.domain.vendor_profiles import VendorProfile
-from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
-from topobus.kubernetes.api.pod import pod_request
-from topobus.runtime.bus import Bus, NobodyThere, Unreadable
+from topobus.formats.kubernetes.objects import metadata_of, name_of, object_parts
+from topobus.formats.kubernetes.pod import pod_request
+from topobus.formats.messages.catalogue import LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
+from topobus.formats.messages.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
+from topobus.values.errors import PeerUnavailable
+from topobus.values.outcome import Placement
+from topobus.values.request import Owner, OwnerKind, PodRequest
+from topobus.values.vendor_profiles import VendorProfile
 
 __all__ = ["is_by_claims", "place", "release_app", "reply_view"]
 

@@ -10,17 +10,17 @@ from cyclopts import Parameter
 from msgspec import structs
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, PODS
-from topobus.contracts.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.health import HealthState
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, PODS
+from topobus.formats.messages.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
+from topobus.values.errors import PeerUnavailable
+from topobus.values.health import HealthState
+from topobus.values.idset import CpuSet, NodeSet
 
 __all__ = ["pods", "pods_listing"]
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.domain.errors import ConfigError
 from topobus.simulation.machines import PROFILES, RecordedMachine, build, load_profile
+from topobus.values.errors import ConfigError
 
 __all__ = ["profile_app"]
 

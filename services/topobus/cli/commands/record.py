@@ -13,11 +13,11 @@ from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.pci_names import copy_names
 from topobus.cli.render.output import Output
-from topobus.domain.machine import Machine
-from topobus.runtime.own_folder import objection_to_folder
+from topobus.process.own_folder import objection_to_folder
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.recording import Recording, record
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.machine import Machine
 
 __all__ = ["record_machine"]
 

@@ -18,14 +18,14 @@ from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import DRAWING_WIDTH, Output
 from topobus.cli.simulation.claims import ClaimAnswer, ClaimSimulation, claim_lines
 from topobus.cli.simulation.node import Simulation, open_machine
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import PlaceReply
-from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import Placement
-from topobus.domain.request import Policy, Scope
-from topobus.domain.vendor_profiles import VendorProfile, asked_in_profiles
-from topobus.domain.view import AlignmentOptions, PlanMode
-from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import PlaceReply
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Placement
+from topobus.values.request import Policy, Scope
+from topobus.values.vendor_profiles import VendorProfile, asked_in_profiles
+from topobus.values.view import AlignmentOptions, PlanMode
 
 __all__ = ["simulate"]
 

@@ -19,14 +19,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.bus.bus import Bus, Change, ChangeKind, Entry, Received, Start
 from topobus.cli.commands.health import WatchedEvent, event_line
 from topobus.cli.exits import ExitCode
+from topobus.cli.listing.fleet_inventories import list_inventories_as
+from topobus.cli.listing.responding_services import as_of_now
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.pci_names import read_pci_names
 from topobus.cli.render.answers import answer_text
 from topobus.cli.render.output import Output
-from topobus.cli.system.fleet_inventories import list_inventories_as
-from topobus.cli.system.responding_services import as_of_now
 from topobus.cli.top.fleet import CountedInventory, Fleet, NodeRow
 from topobus.cli.top.fleet_screen import fleet_lines, fleet_screen, page_of, shown_rows
 from topobus.cli.top.keys import Key, Press
@@ -34,15 +35,14 @@ from topobus.cli.top.scene import Scene, ShownEvent
 from topobus.cli.top.screen import Palette, help_screen, node_screen, painted, whole_view
 from topobus.cli.top.terminal import FullScreen, full_screen
 from topobus.cli.top.view import View, press
-from topobus.contracts.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
-from topobus.contracts.messages import DecisionEvent
-from topobus.contracts.nouns import State
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.ledger import Holders
-from topobus.domain.outcome import Refusal
-from topobus.domain.timestamps import short_time
-from topobus.runtime.bus import Bus, Change, ChangeKind, Entry, Received, Start
+from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.formats.messages.messages import DecisionEvent
+from topobus.formats.messages.nouns import State
 from topobus.sysfs.report import machine_report
+from topobus.values.errors import PeerUnavailable
+from topobus.values.ledger import Holders
+from topobus.values.outcome import Refusal
+from topobus.values.timestamps import short_time
 
 __all__ = ["top"]
 

@@ -16,10 +16,10 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of_classes, open_b
 from topobus.cli.render.output import Output
 from topobus.cli.render.path_matrix import matrix_lines
 from topobus.cli.simulation.node import open_machine
-from topobus.domain.device import Inventory
-from topobus.domain.drawing.leaves import short_address
-from topobus.domain.machine import Machine
-from topobus.domain.path_matrix import PathMatrix, path_matrix
+from topobus.engine.drawing.leaves import short_address
+from topobus.engine.drawing.path_matrix import PathMatrix, path_matrix
+from topobus.values.device import Inventory
+from topobus.values.machine import Machine
 
 __all__ = ["topo"]
 

@@ -15,29 +15,29 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from topobus.bus.connection.endpoint import read_url
+from topobus.cli.announcements import Announcement, Use
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import check_name
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text, status_line, status_table
-from topobus.cli.system.announcements import Announcement, Use
-from topobus.cli.system.local_logins import is_local
-from topobus.cli.system.nats_listening import Listening
-from topobus.cli.system.state_folder import state_folder
-from topobus.cli.system.supervision import ProgramState, ProgramStatus
-from topobus.cli.system.system import (
+from topobus.cli.targets import check_server_url, refuses
+from topobus.cli.users_file import extra_classes
+from topobus.devicekit.registry import unserved_drivers
+from topobus.local_system.local_logins import is_local
+from topobus.local_system.nats_listening import Listening
+from topobus.local_system.state_folder import state_folder
+from topobus.local_system.supervision import ProgramState, ProgramStatus
+from topobus.local_system.system import (
     DEMO_NODE,
     Layout,
     System,
     start_system,
 )
-from topobus.cli.system.users_file import extra_classes
-from topobus.cli.targets import check_server_url, refuses
-from topobus.devicekit.registry import unserved_drivers
-from topobus.domain.errors import ConfigError
-from topobus.runtime.endpoint import read_url
 from topobus.simulation.machines import PROFILES, RecordedMachine, build
+from topobus.values.errors import ConfigError
 
 __all__ = ["follow_system", "ready_text", "up"]
 

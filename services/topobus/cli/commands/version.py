@@ -10,18 +10,18 @@ from cyclopts import Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from topobus.cli.checkup import first_names
+from topobus.bus.bus import Bus
+from topobus.bus.connection.asker_releases import OWN_RELEASE
 from topobus.cli.exits import ExitCode
+from topobus.cli.listing.fleet_inventories import list_inventories
+from topobus.cli.listing.responding_services import side_by_side, silence_text
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus, system_text
 from topobus.cli.render.output import Output
-from topobus.cli.system.fleet_inventories import list_inventories
-from topobus.cli.system.responding_services import side_by_side, silence_text
-from topobus.contracts.catalogue import HINT, MACHINE, PLAN, PODS, PREFER, RELAY
-from topobus.contracts.device_classes import DEVICE_SERVICES
-from topobus.contracts.nouns import CLUSTER
-from topobus.domain.silence import Answered, Silent
-from topobus.runtime.asker_releases import OWN_RELEASE
-from topobus.runtime.bus import Bus
+from topobus.cli.rules.checkup import first_names
+from topobus.engine.health.silence import Answered, Silent
+from topobus.formats.messages.catalogue import HINT, MACHINE, PLAN, PODS, PREFER, RELAY
+from topobus.formats.messages.device_classes import DEVICE_SERVICES
+from topobus.formats.messages.nouns import CLUSTER
 
 __all__ = ["version"]
 

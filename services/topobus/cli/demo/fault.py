@@ -16,14 +16,14 @@ from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.manifests import read_pod
 from topobus.cli.render.device_listings import device_listing
-from topobus.contracts.catalogue import LEDGER
-from topobus.contracts.codec import decode
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.health import HealthState
-from topobus.domain.ledger import Ledger
-from topobus.domain.request import OwnerKind
-from topobus.runtime.config import NatsSettings
+from topobus.engine.drawing.letters import holders_of
+from topobus.formats.messages.catalogue import LEDGER
+from topobus.formats.messages.codec import decode
+from topobus.process.config import NatsSettings
 from topobus.simulation.kubelet.simulator import Admission, KubeletSimulator
+from topobus.values.health import HealthState
+from topobus.values.ledger import Ledger
+from topobus.values.request import OwnerKind
 
 __all__ = ["show_fault"]
 
@@ -42,7 +42,7 @@ class Subscriber:
         """Run the subscriber as long as the block lasts."""
         # No preexec_fn here: it makes Python fork in full, and gRPC, which runs in this process by now, complains about every fork on stderr.
         code = (
-            "import sys; from topobus.cli.application import run; from topobus.cli.system.supervision import die_with_parent; "
+            "import sys; from topobus.cli.application import run; from topobus.local_system.supervision import die_with_parent; "
             "die_with_parent(); sys.exit(run(sys.argv[1:]))"
         )
         process = await asyncio.create_subprocess_exec(

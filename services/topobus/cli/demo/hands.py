@@ -17,19 +17,19 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from topobus.bus.bus import Bus
 from topobus.cli.demo.real_pod import POD_ADDRESS, Interface, echo_through, make_pair, pod_process, read_interface, remove_pair, why_not
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.objects.applying import apply_object, delete_object, is_allocated
 from topobus.cli.objects.manifests import read_objects
-from topobus.cli.system.system import start_system
-from topobus.contracts.catalogue import OBJECT
-from topobus.domain.idset import CpuSet
-from topobus.kubernetes.api.objects import metadata_of, object_parts
-from topobus.runtime.bus import Bus
+from topobus.formats.kubernetes.objects import metadata_of, object_parts
+from topobus.formats.messages.catalogue import OBJECT
+from topobus.local_system.system import start_system
 from topobus.simulation.container_runtime import MadeContainer, NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.kubelet.simulator import ClaimReference, KubeletSimulator
 from topobus.simulation.machines import RecordedMachine
+from topobus.values.idset import CpuSet
 
 __all__ = ["show_hands"]
 

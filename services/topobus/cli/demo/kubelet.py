@@ -16,10 +16,8 @@ from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.applying import apply_object, delete_object, is_allocated
 from topobus.cli.objects.manifests import read_objects, read_pod
 from topobus.cli.render.syntax_colours import coloured
-from topobus.contracts.catalogue import LEDGER, OBJECT
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.request import OwnerKind, PodRequest
-from topobus.kubernetes.api.objects import metadata_of, object_parts
+from topobus.formats.kubernetes.objects import metadata_of, object_parts
+from topobus.formats.messages.catalogue import LEDGER, OBJECT
 from topobus.simulation.kubelet.simulator import (
     Admission,
     ClaimReference,
@@ -30,6 +28,8 @@ from topobus.simulation.kubelet.simulator import (
     Pod,
     Rejection,
 )
+from topobus.values.edits import ContainerEdits
+from topobus.values.request import OwnerKind, PodRequest
 
 __all__ = ["show_claim", "show_kubelet"]
 

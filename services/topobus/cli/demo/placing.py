@@ -13,14 +13,14 @@ from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.manifests import read_pod
 from topobus.cli.render.device_listings import summary_listing
-from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER, PLAN, RELEASE
-from topobus.contracts.messages import PlaceReply, ReleaseRequest
-from topobus.contracts.nouns import CLUSTER
-from topobus.contracts.plan_messages import PlanRequest
-from topobus.domain.device import Device, Inventory
-from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import ContainerPlacement, Placement, Refusal
-from topobus.domain.request import Owner, PodRequest
+from topobus.formats.messages.catalogue import DECISION, INVENTORY, LEDGER, PLAN, RELEASE
+from topobus.formats.messages.messages import PlaceReply, ReleaseRequest
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.values.device import Device, Inventory
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import ContainerPlacement, Placement, Refusal
+from topobus.values.request import Owner, PodRequest
 
 __all__ = ["EXPECTED_DEVICES", "place_pod", "release_owner", "show_node", "show_placement", "show_refusal", "show_release"]
 

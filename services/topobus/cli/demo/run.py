@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.config import CliSettings
 from topobus.cli.demo.fault import show_fault
 from topobus.cli.demo.hands import show_hands
@@ -22,23 +23,22 @@ from topobus.cli.exits import ExitCode, code_of
 from topobus.cli.render.output import Output
 from topobus.cli.render.picture import save_picture
 from topobus.cli.render.program_status import log_text, status_table
-from topobus.cli.system.state_folder import state_folder
-from topobus.cli.system.supervision import is_alive
-from topobus.cli.system.system import (
+from topobus.formats.messages.catalogue import MACHINE
+from topobus.local_system.state_folder import state_folder
+from topobus.local_system.supervision import is_alive
+from topobus.local_system.system import (
     DEMO_NODE,
     SERVICES,
     Layout,
     System,
     start_system,
 )
-from topobus.contracts.catalogue import MACHINE
-from topobus.domain.errors import TopobusError
-from topobus.domain.request import Policy
-from topobus.domain.view import AlignmentOptions
-from topobus.runtime.bus import Bus
-from topobus.runtime.logging import setup_logging
+from topobus.process.logging import setup_logging
 from topobus.simulation.kubelet.simulator import KubeletSimulator
 from topobus.simulation.machines import RecordedMachine, build
+from topobus.values.errors import TopobusError
+from topobus.values.request import Policy
+from topobus.values.view import AlignmentOptions
 
 __all__ = ["run_demo"]
 

@@ -11,15 +11,15 @@ from typing import TypeVar
 
 from rich.console import RenderableType
 
+from topobus.bus.bus import Bus, ChangeKind
 from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.render.machine_drawing import draw_machine
-from topobus.cli.system.system import System
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
-from topobus.contracts.nouns import State
-from topobus.domain.device import Device, Inventory
-from topobus.domain.ledger import Ledger
-from topobus.runtime.bus import Bus, ChangeKind
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE
+from topobus.formats.messages.nouns import State
+from topobus.local_system.system import System
 from topobus.simulation.machines import RecordedMachine
+from topobus.values.device import Device, Inventory
+from topobus.values.ledger import Ledger
 
 __all__ = ["Scene", "manifest"]
 

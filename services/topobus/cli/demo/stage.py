@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.render.picture import recording_console
-from topobus.domain.errors import TopobusError
+from topobus.values.errors import TopobusError
 
 __all__ = ["ExpectationError", "Stage"]
 

@@ -95,7 +95,7 @@ def _complete(words: Sequence[str]) -> None:
     names: list[str] = []
     if completion.names:
         # Only here is the system asked, as it is by any command; the system that the line itself names is the one meant.
-        from topobus.cli.system.names import names_of, options_of
+        from topobus.cli.help.value_names import names_of, options_of
 
         names = names_of(completion.names, options_of(words))
     _write("".join(f"{line}\n" for line in script_lines(completion, names, last)))

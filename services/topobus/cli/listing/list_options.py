@@ -16,15 +16,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import UsageError
 from topobus.cli.listing.label_selector import LabelSelector
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
-from topobus.contracts.codec import to_builtins
-from topobus.contracts.nouns import State
-from topobus.domain.names import meant_name
-from topobus.runtime.bus import Bus
+from topobus.formats.messages.codec import to_builtins
+from topobus.formats.messages.nouns import State
 from topobus.sysfs.tree import natural_key
+from topobus.values.names import meant_name
 
 __all__ = ["LIST_DEFAULTS", "AllNamespaces", "ListOptions", "Lister", "Namespace", "Source"]
 

@@ -12,18 +12,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from topobus.bus.bus import Bus, Conflict, Entry, Unreadable
 from topobus.cli.exits import NotFoundError
-from topobus.contracts.catalogue import INVENTORY, LEDGER, OBJECT
-from topobus.contracts.codec import encode
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.domain.device import driver_name
-from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
-from topobus.domain.request import OwnerKind
-from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api.built_in_classes import built_in_class_object
-from topobus.kubernetes.api.classic import is_classic, unfold_class
-from topobus.kubernetes.api.objects import (
+from topobus.formats.kubernetes.built_in_classes import built_in_class_object
+from topobus.formats.kubernetes.classic.classic import is_classic, unfold_class
+from topobus.formats.kubernetes.objects import (
     admit,
     ask_deletion,
     is_of_cluster,
@@ -32,8 +25,15 @@ from topobus.kubernetes.api.objects import (
     object_parts,
     placed_uid,
 )
-from topobus.runtime.bus import Bus, Conflict, Entry, Unreadable
-from topobus.runtime.clock import SystemClock
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT
+from topobus.formats.messages.codec import encode
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.process.clock import SystemClock
+from topobus.values.device import driver_name
+from topobus.values.errors import ContractError, PeerUnavailable, TopobusError
+from topobus.values.request import OwnerKind
+from topobus.values.timestamps import rfc3339
 
 __all__ = [
     "CONDITIONS",

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.options import one_of, one_of_classes
-from topobus.contracts.operation_messages import ClassMaintenance
-from topobus.domain.device import Device, Inventory
-from topobus.domain.pci import PciAddress
-from topobus.domain.pools import Condition
+from topobus.formats.messages.operation_messages import ClassMaintenance
+from topobus.values.device import Device, Inventory
+from topobus.values.pci import PciAddress
+from topobus.values.pools import Condition
 
 __all__ = ["ChosenDevice", "Selection", "choose_devices", "read_conditions"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from topobus.cli.exits import InputError
-from topobus.domain.errors import ContractError
+from topobus.values.errors import ContractError
 
 __all__ = ["DOCUMENT_BYTES", "MANIFEST_BYTES", "SNAPSHOT_BYTES", "read_bytes", "read_text", "shown_name"]
 

@@ -6,8 +6,8 @@ Flows in: a name from the command line. Flows out: the kind as in a manifest. Pu
 from __future__ import annotations
 
 from topobus.cli.exits import UsageError
-from topobus.kubernetes.api.objects import KINDS
-from topobus.kubernetes.api.shape import did_you_mean
+from topobus.formats.kubernetes.objects import KINDS
+from topobus.formats.kubernetes.shape import did_you_mean
 
 __all__ = ["is_node_allocation_state", "kind_of", "plural_of", "read_target"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from topobus.cli.exits import InputError
 from topobus.cli.objects.input_files import MANIFEST_BYTES
-from topobus.domain.errors import ContractError
+from topobus.values.errors import ContractError
 
 __all__ = ["built_kustomization"]
 

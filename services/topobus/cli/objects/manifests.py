@@ -1,6 +1,6 @@
 """Reads manifest files from disk or standard input, and converts them to requests to a node.
 
-The parser, strict and with line numbers, is in `topobus.kubernetes.api`; this module handles the file, its errors and a pod's identity. Users bring whole charts: what is
+The parser, strict and with line numbers, is in `topobus.formats.kubernetes`; this module handles the file, its errors and a pod's identity. Users bring whole charts: what is
 of no use in one, such as a Service, is left out with one note.
 """
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from topobus.cli.exits import InputError, UsageError
 from topobus.cli.objects.input_files import MANIFEST_BYTES, read_text, shown_name
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import ContractError
-from topobus.domain.request import PodRequest
-from topobus.kubernetes.api.manifest import MixedManifest, parse_manifest, parse_mixed
-from topobus.kubernetes.api.objects import metadata_of, name_of, placed_uid
-from topobus.kubernetes.api.pod import pod_request
-from topobus.kubernetes.api.workloads import WORKLOAD_KINDS
+from topobus.formats.kubernetes.manifest import MixedManifest, parse_manifest, parse_mixed
+from topobus.formats.kubernetes.objects import metadata_of, name_of, placed_uid
+from topobus.formats.kubernetes.pod import pod_request
+from topobus.formats.kubernetes.workloads import WORKLOAD_KINDS
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
+from topobus.values.request import PodRequest
 
 __all__ = [
     "NamespacedName",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from topobus.cli.exits import UsageError
-from topobus.contracts.messages import ApiObject
+from topobus.formats.messages.messages import ApiObject
 
 if TYPE_CHECKING:
     from topobus.cli.objects.manifests import Note
@@ -42,7 +42,7 @@ def read_sources(verb: str, files: tuple[Path, ...], kustomization: Path | None,
     # Here: the readers of manifests come with it, and who deletes by name reads none.
     from topobus.cli.objects.kustomize import built_kustomization
     from topobus.cli.objects.manifests import manifest_files, only_ours, read_mixed
-    from topobus.kubernetes.api.manifest import parse_mixed
+    from topobus.formats.kubernetes.manifest import parse_mixed
 
     if kustomization is not None and (files or is_recursive):
         raise UsageError(

@@ -12,16 +12,16 @@ from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
 
+from topobus.bus.bus import Bus
 from topobus.cli.exits import UsageError
 from topobus.cli.objects.manifests import Note
-from topobus.contracts.catalogue import INVENTORY, PODS
-from topobus.contracts.messages import ApiObject, PodsRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.request import PodRequest
-from topobus.domain.resource_names import RESOURCE_PREFIX
-from topobus.domain.vendor_profiles import VendorProfile, asked_in_profiles, is_named_by, pools_of_profiles, renamed
-from topobus.kubernetes.api.objects import name_of
-from topobus.runtime.bus import Bus
+from topobus.formats.kubernetes.objects import name_of
+from topobus.formats.messages.catalogue import INVENTORY, PODS
+from topobus.formats.messages.messages import ApiObject, PodsRequest
+from topobus.values.errors import PeerUnavailable
+from topobus.values.request import PodRequest
+from topobus.values.resource_names import RESOURCE_PREFIX
+from topobus.values.vendor_profiles import VendorProfile, asked_in_profiles, is_named_by, pools_of_profiles, renamed
 
 __all__ = ["Profiles", "by_our_names", "stored_by_our_names"]
 

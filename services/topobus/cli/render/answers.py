@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from topobus.contracts.messages import DecisionEvent
-from topobus.domain.hint import Hint
-from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
+from topobus.formats.messages.messages import DecisionEvent
+from topobus.values.hint import Hint
+from topobus.values.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
 
 __all__ = ["answer_text", "answer_view", "facts_text", "hint_table", "hint_text", "hints_text", "reason_lines", "summary"]
 
@@ -118,7 +118,7 @@ def _fact_text(key: str, value: str | float | tuple[str, ...]) -> str:
 def hint_text(hint: Hint) -> str:
     """Write a hint as kubelet's logs do: the nodes, and a star when it is preferred.
 
-    >>> from topobus.domain.idset import NodeSet
+    >>> from topobus.values.idset import NodeSet
     >>> hint_text(Hint(NodeSet(0, 1), False)), hint_text(Hint(None, True))
     ('{0-1}', '{any}*')
     """

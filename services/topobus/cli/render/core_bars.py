@@ -11,7 +11,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from topobus.domain.drawing.layout import DrawnCore
+from topobus.engine.drawing.layout import DrawnCore
 
 __all__ = ["Cell", "core_bars"]
 

@@ -19,15 +19,15 @@ from topobus.cli.render.answers import reason_lines, summary
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.cli.render.tables import claim_names, state_of
-from topobus.contracts.messages import ApiObject, DecisionEvent
-from topobus.contracts.nouns import CLUSTER
-from topobus.domain.device import Device, Inventory, driver_name
-from topobus.domain.drawing.leaves import short_address
-from topobus.domain.ledger import Allocation, Ledger
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.timestamps import short_time
-from topobus.kubernetes.api.classic_handles import shown
-from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.engine.drawing.leaves import short_address
+from topobus.formats.kubernetes.classic.classic_handles import shown
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.messages.messages import ApiObject, DecisionEvent
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.ledger import Allocation, Ledger
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.timestamps import short_time
 
 __all__ = ["Description", "Granted", "describe", "view"]
 

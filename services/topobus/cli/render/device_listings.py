@@ -12,19 +12,19 @@ from rich.text import Text
 
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
-from topobus.domain.cpu_groups import cpus_of
-from topobus.domain.device import Device, Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.drawing.leaves import short_address
-from topobus.domain.drawing.letters import DrawnHolder, DrawnHolders, holders_of
-from topobus.domain.health import Condition, HealthState
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.quantity import Quantity, QuantityForm
-from topobus.domain.shares import SHARES
-from topobus.domain.silence import SERVICE_SILENT
-from topobus.domain.timestamps import short_time
+from topobus.engine.drawing.leaves import short_address
+from topobus.engine.drawing.letters import DrawnHolder, DrawnHolders, holders_of
+from topobus.engine.health.silence import SERVICE_SILENT
 from topobus.sysfs.tree import natural_key
+from topobus.values.cpu_groups import cpus_of
+from topobus.values.device import Device, Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.health import Condition, HealthState
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
+from topobus.values.quantity import Quantity, QuantityForm
+from topobus.values.shares import SHARES
+from topobus.values.timestamps import short_time
 
 __all__ = ["amounts_text", "class_text", "device_labels", "device_listing", "health_document", "health_listing", "summary_listing"]
 

@@ -13,9 +13,9 @@ from enum import StrEnum
 from msgspec import Struct
 from rich.text import Text
 
+from topobus.bus.bus import Bus
 from topobus.cli.render.output import Output
-from topobus.domain.timestamps import rfc3339, short_time
-from topobus.runtime.bus import Bus
+from topobus.values.timestamps import rfc3339, short_time
 
 __all__ = ["Gap", "GapKind", "Gaps"]
 

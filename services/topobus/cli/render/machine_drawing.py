@@ -1,6 +1,6 @@
 """Writes the drawing of a machine as text: sockets and NUMA nodes side by side, CPUs as bars, root complexes, switches and devices, and their holders.
 
-Flows in: Machine, Inventories, Ledger; what stands where is decided by `topobus.domain.drawing`. Flows out: a rich renderable at most `width` columns wide. Pure.
+Flows in: Machine, Inventories, Ledger; what stands where is decided by `topobus.engine.drawing`. Flows out: a rich renderable at most `width` columns wide. Pure.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from topobus.cli.render.core_bars import core_bars
 from topobus.cli.render.listing import hanging
 from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
-from topobus.domain.device import Inventory
-from topobus.domain.drawing.layout import DrawnCore, MachineLayout, NumaPanel, Place, RootBranch, layout_of
-from topobus.domain.drawing.leaves import HEALTH_SIGNS, Leaf, PciNames, short_address
-from topobus.domain.drawing.letters import DrawnHolders
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
+from topobus.engine.drawing.layout import DrawnCore, MachineLayout, NumaPanel, Place, RootBranch, layout_of
+from topobus.engine.drawing.leaves import HEALTH_SIGNS, Leaf, PciNames, short_address
+from topobus.engine.drawing.letters import DrawnHolders
+from topobus.values.device import Inventory
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 
 __all__ = ["draw_machine"]
 

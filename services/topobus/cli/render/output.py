@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.theme import Theme
 
 from topobus.cli.render.ascii_lines import AsciiLines, ascii_text
-from topobus.contracts.codec import to_builtins
-from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.formats.messages.codec import to_builtins
+from topobus.values.errors import PeerUnavailable, TopobusError
 
 __all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "answer_console", "error_console", "open_console"]
 

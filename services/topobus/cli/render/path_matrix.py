@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from topobus.cli.render.listing import fold, hanging
-from topobus.domain.path_matrix import MatrixDevice, PathMatrix
+from topobus.engine.drawing.path_matrix import MatrixDevice, PathMatrix
 
 __all__ = ["matrix_lines"]
 

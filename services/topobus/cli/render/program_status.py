@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.system.supervision import ProgramState, ProgramStatus
+from topobus.local_system.supervision import ProgramState, ProgramStatus
 
 __all__ = ["log_text", "status_line", "status_table"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topobus.domain.drawing.letters import COLOUR_COUNT, DrawnHolder
-from topobus.domain.health import HealthState
+from topobus.engine.drawing.letters import COLOUR_COUNT, DrawnHolder
+from topobus.values.health import HealthState
 
 __all__ = ["HEALTH_STYLES", "holder_style"]
 

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from topobus.cli.objects.applying import WRONG, condition_of, is_allocated
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
-from topobus.contracts.messages import ApiObject
-from topobus.kubernetes.api.built_in_classes import BUILT_IN
-from topobus.kubernetes.api.classic_handles import shown
-from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
+from topobus.formats.kubernetes.built_in_classes import BUILT_IN
+from topobus.formats.kubernetes.classic.classic_handles import shown
+from topobus.formats.kubernetes.objects import is_of_cluster, metadata_of
+from topobus.formats.messages.messages import ApiObject
 
 __all__ = ["age", "claim_names", "object_listing", "state_of"]
 

@@ -15,14 +15,14 @@ from msgspec import Struct
 from topobus.cli.dry_run_process import ask_dry_run
 from topobus.cli.objects.manifests import request_of
 from topobus.cli.simulation.node import Simulation
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import driver_name
-from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
-from topobus.domain.resource_names import is_resource_name
-from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.objects import metadata_of, object_parts
-from topobus.kubernetes.api.resource import AllocationResult
+from topobus.formats.kubernetes.classic.classic import is_classic
+from topobus.formats.kubernetes.objects import metadata_of, object_parts
+from topobus.formats.kubernetes.resource import AllocationResult
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import driver_name
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
+from topobus.values.resource_names import is_resource_name
 
 __all__ = ["ClaimAnswer", "ClaimSimulation", "claim_lines"]
 

@@ -21,30 +21,30 @@ from msgspec import Struct, structs
 
 from topobus.cli.exits import InputError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
-from topobus.contracts.codec import decode
-from topobus.contracts.messages import DecisionEvent
 from topobus.devicekit.driver import CountingDriver, DeviceDriver, HintingDriver, KeepingDriver
-from topobus.devicekit.health import HealthSettings
-from topobus.devicekit.hints import hinting_driver
-from topobus.devicekit.inventory_merge import DriverView, advance_inventory
+from topobus.devicekit.host.hints import hinting_driver
 from topobus.devicekit.registry import load_drivers
-from topobus.domain import transitions
-from topobus.domain.alignment.planning.claims_only import shortages
-from topobus.domain.alignment.planning.node_view import node_view
-from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Inventory
-from topobus.domain.errors import HardwareError, InvariantError
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Adoption, Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import Owner, PodRequest
-from topobus.domain.timestamps import rfc3339
-from topobus.domain.vendor_profiles import VendorProfile, pools_of_profiles, renamed
-from topobus.domain.view import AlignmentOptions, NodeAlignment, NodeView
+from topobus.engine.alignment.planning.claims_only import shortages
+from topobus.engine.alignment.planning.node_view import node_view
+from topobus.engine.alignment.planning.placement import place
+from topobus.engine.health.health_machine import HealthSettings
+from topobus.engine.health.inventory_merge import DriverView, advance_inventory
+from topobus.engine.ledger import transitions
+from topobus.formats.messages.codec import decode
+from topobus.formats.messages.messages import DecisionEvent
 from topobus.simulation.machines import PROFILES, MemoryTree, content_of
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Inventory
+from topobus.values.errors import HardwareError, InvariantError
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Adoption, Ledger
+from topobus.values.machine import Machine
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.request import Owner, PodRequest
+from topobus.values.timestamps import rfc3339
+from topobus.values.vendor_profiles import VendorProfile, pools_of_profiles, renamed
+from topobus.values.view import AlignmentOptions, NodeAlignment, NodeView
 
 __all__ = ["Simulation", "Snapshot", "open_machine"]
 

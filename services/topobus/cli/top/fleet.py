@@ -14,16 +14,16 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from topobus.bus.bus import Change, ChangeKind
 from topobus.cli.objects.applying import condition_of, is_allocated
-from topobus.contracts.messages import ApiObject
-from topobus.domain.health import HEALTHY, DeviceHealth, HealthState
-from topobus.domain.ledger import Holders
-from topobus.domain.maintenance import DeviceVerb, Maintenance
-from topobus.domain.silence import TOPOLOGY, Words
-from topobus.domain.view import NodeAlignment
-from topobus.kubernetes.api.objects import metadata_of
-from topobus.runtime.bus import Change, ChangeKind
+from topobus.engine.health.silence import TOPOLOGY, Words
+from topobus.formats.kubernetes.objects import metadata_of
+from topobus.formats.messages.messages import ApiObject
 from topobus.sysfs.tree import natural_key
+from topobus.values.health import HEALTHY, DeviceHealth, HealthState
+from topobus.values.ledger import Holders
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.view import NodeAlignment
 
 __all__ = ["MOST_STRANGERS", "ClassUse", "CountedDevice", "CountedInventory", "Fleet", "NodeRow", "Rank", "class_order", "is_shown"]
 

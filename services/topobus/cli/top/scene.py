@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from topobus.domain.device import Inventory
-from topobus.domain.drawing.leaves import PciIds
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.pci import PciAddress
-from topobus.runtime.bus import Change, ChangeKind
+from topobus.bus.bus import Change, ChangeKind
+from topobus.engine.drawing.leaves import PciIds
+from topobus.values.device import Inventory
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
+from topobus.values.pci import PciAddress
 
 __all__ = ["Scene", "ShownEvent"]
 

@@ -15,8 +15,8 @@ from rich.text import Text
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import answer_console
 from topobus.cli.top.scene import Scene, ShownEvent
-from topobus.domain.drawing.letters import holders_of
-from topobus.domain.node_text import counted
+from topobus.engine.drawing.letters import holders_of
+from topobus.values.node_text import counted
 
 __all__ = ["Palette", "Screen", "cut", "event_lines", "help_screen", "node_screen", "painted", "whole_view"]
 

@@ -13,38 +13,38 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from topobus.contracts import catalogue
-from topobus.contracts.codec import decode, encode
-from topobus.contracts.messages import ApiObject, PlaceRequest
-from topobus.controller.allocation.capacity import rivals
-from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.allocation.pools import node_matches
-from topobus.controller.allocation.values import DeviceId, node_of
-from topobus.controller.claims.lifecycle import owner_of
-from topobus.controller.claims.objects import Claim
-from topobus.controller.classic.core import classic_lifecycle
-from topobus.controller.classic.core.cpu_choice import with_policy_cpus
-from topobus.controller.classic.core.device_choice import Wanted, choose
+from topobus.controller.classic.rules import classic_lifecycle
+from topobus.controller.classic.rules.cpu_choice import with_policy_cpus
+from topobus.controller.classic.rules.device_choice import Wanted, choose
+from topobus.controller.commit.ledger_releases import UnderWay
+from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.config import ControllerSettings
-from topobus.controller.reconcilers.ledger_releases import UnderWay
-from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.devicekit.classic import ClaimWork, ClassicContext
-from topobus.domain.device import driver_name
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.ledger import Ledger
-from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, PodRequest, Policy
-from topobus.kubernetes.api import classic_parameters as parameters
-from topobus.kubernetes.api.classic import AllocationResult, ClassParametersReference, ParametersReference
-from topobus.kubernetes.api.classic_handles import device_handles, only_node, write_handle
-from topobus.kubernetes.api.classic_limits import check_classic
-from topobus.kubernetes.api.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS, metadata_of, name_of
-from topobus.kubernetes.api.resource import ClaimSpec, Wire
-from topobus.kubernetes.api.shape import read_as
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
+from topobus.devicekit.classic.classic import ClaimWork, ClassicContext
+from topobus.engine.allocation.capacity import rivals
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.pools import node_matches
+from topobus.engine.allocation.values import DeviceId, node_of
+from topobus.engine.claims.lifecycle import owner_of
+from topobus.engine.claims.objects import Claim
+from topobus.formats.kubernetes.classic import classic_parameters as parameters
+from topobus.formats.kubernetes.classic.classic import AllocationResult, ClassParametersReference, ParametersReference
+from topobus.formats.kubernetes.classic.classic_handles import device_handles, only_node, write_handle
+from topobus.formats.kubernetes.classic.classic_limits import check_classic
+from topobus.formats.kubernetes.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS, metadata_of, name_of
+from topobus.formats.kubernetes.resource import ClaimSpec, Wire
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.messages import ApiObject, PlaceRequest
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.values.device import driver_name
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.ledger import Ledger
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, PodRequest, Policy
 
 __all__ = ["BuiltinDriver"]
 

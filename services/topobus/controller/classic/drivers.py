@@ -10,10 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.controller.claims import lifecycle as conditions
-from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.builtin_driver import BuiltinDriver
 from topobus.controller.classic.reconciler import ClassicClaimReconciler
 from topobus.controller.config import ControllerSettings
@@ -21,13 +17,17 @@ from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.devicekit.classic import ClassicDriver
-from topobus.devicekit.classic_registry import load_classic_drivers
-from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api.classic_handles import class_of
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
-from topobus.runtime.work_queue import WorkQueue
+from topobus.devicekit.classic.classic import ClassicDriver
+from topobus.devicekit.classic.classic_registry import load_classic_drivers
+from topobus.engine.claims import lifecycle as conditions
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.classic.classic_handles import class_of
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.process.work_queue import WorkQueue
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["ClassicDriverRunner", "StoreContext"]
 

@@ -16,30 +16,30 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.controller.allocation.explanations import SHOWN_NODES
-from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.claims import lifecycle as conditions
-from topobus.controller.claims.reservations import claim_uses
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import owner_pod_uid
-from topobus.controller.classic.core import classic_lifecycle, negotiation
+from topobus.controller.classic.rules import classic_lifecycle, negotiation
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.devicekit.classic import ClaimWork, ClassicDriver
-from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api import classic
-from topobus.kubernetes.api.classic_limits import check_status
-from topobus.kubernetes.api.objects import metadata_of, name_of
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
-from topobus.runtime.work_queue import Again, Result, WorkQueue
+from topobus.devicekit.classic.classic import ClaimWork, ClassicDriver
+from topobus.engine.allocation.explanations import SHOWN_NODES
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.claims import lifecycle as conditions
+from topobus.engine.claims.reservations import claim_uses
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.claims.templates import owner_pod_uid
+from topobus.formats.kubernetes.classic import classic
+from topobus.formats.kubernetes.classic.classic_limits import check_status
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.process.work_queue import Again, Result, WorkQueue
+from topobus.values.errors import ContractError, PeerUnavailable, TopobusError
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["ClassicClaimReconciler"]
 

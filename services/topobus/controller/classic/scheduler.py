@@ -12,32 +12,32 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from functools import partial
 
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.controller.claims.reservations import ClaimUse, claim_uses
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import owner_pod_uid
-from topobus.controller.classic.core import classic_lifecycle, negotiation
-from topobus.controller.classic.core.negotiation import (
+from topobus.controller.classic.rules import classic_lifecycle, negotiation
+from topobus.controller.classic.rules.negotiation import (
     Negotiate,
     PodClaimView,
     Ready,
     TakeBack,
     Wait,
 )
-from topobus.controller.reconcilers.claim_users import is_stored
+from topobus.controller.commit.claim_users import is_stored
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.outcome import Reason
-from topobus.domain.timestamps import rfc3339
-from topobus.kubernetes.api import classic
-from topobus.kubernetes.api.classic_limits import MAX_RESERVED
-from topobus.kubernetes.api.objects import admit, metadata_of, name_of
-from topobus.runtime.logging import get_logger
-from topobus.runtime.service import Runtime
-from topobus.runtime.work_queue import Again, WorkQueue
+from topobus.engine.claims.reservations import ClaimUse, claim_uses
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.claims.templates import owner_pod_uid
+from topobus.formats.kubernetes.classic import classic
+from topobus.formats.kubernetes.classic.classic_limits import MAX_RESERVED
+from topobus.formats.kubernetes.objects import admit, metadata_of, name_of
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.process.work_queue import Again, WorkQueue
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.outcome import Reason
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["ClassicScheduler", "LookWithout"]
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.admission import asks_admin
 from topobus.controller.config import ClusterSettings
-from topobus.controller.dry_run.situation import Situation, place_of
+from topobus.controller.dry_run.rules.situation import Situation, place_of
 from topobus.controller.state.cluster_objects import read_object
 from topobus.controller.store.api import (
     CLAIMS,
@@ -26,9 +24,11 @@ from topobus.controller.store.api import (
     Kind,
 )
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.kubernetes.api.resource import ClaimSpec
-from topobus.kubernetes.api.shape import read_as
+from topobus.engine.allocation.admission import asks_admin
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["list_situation"]
 

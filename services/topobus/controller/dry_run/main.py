@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.codec import decode, encode
-from topobus.controller.dry_run.run import DryRun
-from topobus.controller.dry_run.situation import DryAnswer, Situation
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
+from topobus.controller.dry_run.rules.run import DryRun
+from topobus.controller.dry_run.rules.situation import DryAnswer, Situation
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.messages.codec import decode, encode
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 
 __all__ = ["main"]
 

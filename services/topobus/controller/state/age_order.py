@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from topobus.controller.claims.stored import ObjectKey
+from topobus.engine.claims.stored import ObjectKey
 
 __all__ = ["AgeOrder"]
 

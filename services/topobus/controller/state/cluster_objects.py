@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.objects import Metadata
+from topobus.formats.kubernetes.objects import Metadata
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
 
 __all__ = ["downgraded_claim", "is_path_segment", "read_object", "salvaged_claim"]
 

@@ -12,26 +12,26 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.cpu_policy import reserved_cpus
-from topobus.controller.allocation.tolerations import TaintRule
-from topobus.controller.allocation.values import AllocationInput, ClaimToAllocate, CpuPolicy, DeviceId, Mode, Node, Slice, node_of
-from topobus.controller.claims.claim_admission import Wanted
-from topobus.controller.claims.gate import RESERVED_TAINT
 from topobus.controller.state.free_devices import FreeDevices
 from topobus.controller.state.node_state import NodeState
 from topobus.controller.state.slice_index import Origin
 from topobus.controller.state.taint_index import TaintIndex
-from topobus.domain.alignment.planning.node_view import cores_of
-from topobus.domain.device import Inventory
-from topobus.domain.errors import ContractError
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.view import NodeAlignment
-from topobus.kubernetes.api import limits
-from topobus.kubernetes.api.objects import name_of
-from topobus.kubernetes.api.resource import DeviceClassSpec, SliceDevice, SliceSpec
-from topobus.kubernetes.api.shape import Problem, read_as
+from topobus.engine.alignment.planning.node_view import cores_of
+from topobus.engine.allocation.cpu_policy import reserved_cpus
+from topobus.engine.allocation.tolerations import TaintRule
+from topobus.engine.allocation.values import AllocationInput, ClaimToAllocate, CpuPolicy, DeviceId, Mode, Node, Slice, node_of
+from topobus.engine.claims.claim_admission import Wanted
+from topobus.engine.claims.gate import RESERVED_TAINT
+from topobus.formats.kubernetes import limits
+from topobus.formats.kubernetes.objects import name_of
+from topobus.formats.kubernetes.resource import DeviceClassSpec, SliceDevice, SliceSpec
+from topobus.formats.kubernetes.shape import Problem, read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import Inventory
+from topobus.values.errors import ContractError
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
+from topobus.values.view import NodeAlignment
 
 __all__ = ["ClusterState", "read_class", "read_slice"]
 

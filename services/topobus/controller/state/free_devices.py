@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from topobus.controller.allocation.node_table import NodeTable
-from topobus.controller.allocation.pools import DeviceViews
-from topobus.controller.allocation.values import (
+from topobus.controller.state.holdings import ClaimHoldings
+from topobus.controller.state.inventory_slices import consumed_by_pods, holders_from_ledger
+from topobus.controller.state.slice_index import Origin, SliceIndex
+from topobus.engine.allocation.node_table import NodeTable
+from topobus.engine.allocation.pools import DeviceViews
+from topobus.engine.allocation.values import (
     DeviceId,
     Node,
     Slice,
     Usage,
     node_of,
 )
-from topobus.controller.claims.stored import Stored
-from topobus.controller.state.holdings import ClaimHoldings
-from topobus.controller.state.inventory_slices import consumed_by_pods, holders_from_ledger
-from topobus.controller.state.slice_index import Origin, SliceIndex
-from topobus.domain.device import Device
-from topobus.domain.ledger import Ledger
-from topobus.domain.quantity import Quantity
-from topobus.domain.request import Owner
+from topobus.engine.claims.stored import Stored
+from topobus.values.device import Device
+from topobus.values.ledger import Ledger
+from topobus.values.quantity import Quantity
+from topobus.values.request import Owner
 
 __all__ = ["Changes", "FreeDevices", "Mark", "TakenDevices"]
 

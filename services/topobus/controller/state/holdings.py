@@ -10,15 +10,15 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.values import DeviceId, PoolId
-from topobus.controller.claims.attempts import allocation_of
-from topobus.controller.claims.lifecycle import owner_of
-from topobus.controller.claims.stored import Stored
-from topobus.domain.errors import ContractError
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import ATTEMPT_ANNOTATION, metadata_of
+from topobus.engine.allocation.values import DeviceId, PoolId
+from topobus.engine.claims.attempts import allocation_of
+from topobus.engine.claims.lifecycle import owner_of
+from topobus.engine.claims.stored import Stored
+from topobus.formats.kubernetes.classic.classic_handles import as_structured
+from topobus.formats.kubernetes.objects import ATTEMPT_ANNOTATION, metadata_of
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
+from topobus.values.quantity import Quantity
 
 __all__ = ["ClaimHoldings", "Shift"]
 

@@ -1,25 +1,25 @@
 """Converts inventories to ResourceSlices for the stand-alone home: the same slices that a gateway publishes in a cluster.
 
 Flows in: a node's inventories and ledger. Flows out: one slice for each class (driver `<class>.topobus.dev`, pool = the node), and the holders. The
-conversion of a device is in `topobus.kubernetes.api.slices`, which the gateway uses as well.
+conversion of a device is in `topobus.formats.kubernetes.slices`, which the gateway uses as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from topobus.controller.allocation.values import DeviceId, Slice
-from topobus.domain.device import Device, Inventory, driver_name
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.quantity import Quantity
-from topobus.domain.request import Owner, OwnerKind
-from topobus.kubernetes.api.resource import (
+from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.formats.kubernetes.resource import (
     Pool,
     SliceDevice,
     SliceSpec,
 )
-from topobus.kubernetes.api.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, shared_counters, slice_device, slice_order
+from topobus.formats.kubernetes.slices import COUNTER_SETS_PER_SLICE, DEVICES_PER_SLICE, shared_counters, slice_device, slice_order
+from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
+from topobus.values.quantity import Quantity
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from topobus.controller.allocation.values import DeviceId
-from topobus.controller.scheduling.closer_devices import is_closest
 from topobus.controller.state.shared_values import SharedValues
-from topobus.domain.alignment.planning.node_view import aligned_view
-from topobus.domain.device import Device, Inventory, class_of_driver
-from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.strays import without_strays
-from topobus.domain.view import NodeAlignment, NodeView
+from topobus.engine.alignment.planning.node_view import aligned_view
+from topobus.engine.allocation.values import DeviceId
+from topobus.engine.health.strays import without_strays
+from topobus.engine.scheduling.closer_devices import is_closest
+from topobus.values.device import Device, Inventory, class_of_driver
+from topobus.values.idset import NodeSet
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
+from topobus.values.view import NodeAlignment, NodeView
 
 __all__ = ["NodeState"]
 

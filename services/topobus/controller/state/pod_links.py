@@ -10,8 +10,8 @@ from collections.abc import Collection, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Generic, TypeVar
 
-from topobus.controller.claims.reservations import Consumer
-from topobus.controller.claims.stored import ObjectKey
+from topobus.engine.claims.reservations import Consumer
+from topobus.engine.claims.stored import ObjectKey
 
 __all__ = ["PodLinks"]
 

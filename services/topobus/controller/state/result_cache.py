@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from topobus.cel.seam import Reads, SelectorCompiler, SelectorError
-from topobus.contracts.codec import encode
-from topobus.controller.allocation.bitset_allocator import BitsetPlan, make_bitset_plan
-from topobus.controller.allocation.node_table import NodeTable
-from topobus.controller.allocation.values import (
+from topobus.controller.state.free_devices import FreeDevices, Mark
+from topobus.engine.allocation.bitset_allocator import BitsetPlan, make_bitset_plan
+from topobus.engine.allocation.node_table import NodeTable
+from topobus.engine.allocation.values import (
     Allocated,
     DeviceId,
     GaveUp,
@@ -28,8 +27,8 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
-from topobus.controller.state.free_devices import FreeDevices, Mark
-from topobus.kubernetes.api.resource import (
+from topobus.engine.cel.seam import Reads, SelectorCompiler, SelectorError
+from topobus.formats.kubernetes.resource import (
     AllocationResult,
     ClaimSpec,
     DeviceClassSpec,
@@ -39,6 +38,7 @@ from topobus.kubernetes.api.resource import (
     NodeSelectorTerm,
     SubRequest,
 )
+from topobus.formats.messages.codec import encode
 
 __all__ = ["CacheKey", "RequestShape", "ResultCache"]
 

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from topobus.cel.seam import DeviceFacts, facts_of
-from topobus.contracts.codec import encode
-from topobus.controller.allocation.pools import DeviceViews, reasons_unreadable
-from topobus.domain.device import Device, Inventory, driver_name
-from topobus.domain.health import HEALTHY, DeviceHealth, HealthState
-from topobus.domain.machine import Machine
-from topobus.kubernetes.api.resource import SliceDevice
-from topobus.kubernetes.api.slices import slice_device
+from topobus.engine.allocation.pools import DeviceViews, reasons_unreadable
+from topobus.engine.cel.seam import DeviceFacts, facts_of
+from topobus.formats.kubernetes.resource import SliceDevice
+from topobus.formats.kubernetes.slices import slice_device
+from topobus.formats.messages.codec import encode
+from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.health import HEALTHY, DeviceHealth, HealthState
+from topobus.values.machine import Machine
 
 __all__ = ["SharedValues"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from topobus.controller.allocation.node_table import NodeTable, Numbers
-from topobus.controller.allocation.pools import DeviceViews, PoolState, gather_pools
-from topobus.controller.allocation.values import (
+from topobus.engine.allocation.node_table import NodeTable, Numbers
+from topobus.engine.allocation.pools import DeviceViews, PoolState, gather_pools
+from topobus.engine.allocation.values import (
     ALL_GATES,
     Node,
     PoolId,

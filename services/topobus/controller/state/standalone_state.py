@@ -8,31 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.nouns import CLUSTER
-from topobus.controller.allocation.values import (
-    Node,
-    Slice,
-    node_of,
-)
-from topobus.controller.claims.extended_resources import ClassName
-from topobus.controller.claims.objects import Claim
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.state.age_order import AgeOrder
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.controller.state.pod_links import PodLinks
 from topobus.controller.state.taint_index import read_rule, silenced
-from topobus.domain.device import Inventory, class_of_driver, driver_name
-from topobus.domain.errors import ContractError
-from topobus.domain.machine import Machine
-from topobus.domain.silence import unheard
-from topobus.domain.strays import without_strays
-from topobus.kubernetes.api.built_in_classes import built_in_class
-from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.objects import NODE_ANNOTATION
-from topobus.kubernetes.api.resource import DeviceClassSpec
+from topobus.engine.allocation.values import (
+    Node,
+    Slice,
+    node_of,
+)
+from topobus.engine.claims.extended_resources import ClassName
+from topobus.engine.claims.objects import Claim
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.claims.templates import owner_pod_uid
+from topobus.engine.health.silence import unheard
+from topobus.engine.health.strays import without_strays
+from topobus.formats.kubernetes.built_in_classes import built_in_class
+from topobus.formats.kubernetes.classic.classic import is_classic
+from topobus.formats.kubernetes.objects import NODE_ANNOTATION
+from topobus.formats.kubernetes.resource import DeviceClassSpec
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.values.device import Inventory, class_of_driver, driver_name
+from topobus.values.errors import ContractError
+from topobus.values.machine import Machine
 
 __all__ = ["StandaloneState"]
 

@@ -13,20 +13,20 @@ from dataclasses import replace
 
 import msgspec
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.tolerations import EXECUTES, SILENT_TAINT, RuleTaint, TaintRule, matches
-from topobus.controller.allocation.values import DeviceId, Slice
 from topobus.controller.state.slice_index import Origin
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api import limits
-from topobus.kubernetes.api.objects import metadata_of, name_of
-from topobus.kubernetes.api.resource import (
+from topobus.engine.allocation.tolerations import EXECUTES, SILENT_TAINT, RuleTaint, TaintRule, matches
+from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.formats.kubernetes import limits
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.kubernetes.resource import (
     SliceDevice,
     SliceSpec,
     Taint,
     TaintRuleSpec,
 )
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
 
 __all__ = ["TaintIndex", "read_rule", "silenced", "tainted"]
 

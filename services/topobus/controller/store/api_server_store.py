@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.gate import version_of
-from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.cluster_metrics import ClusterMetrics
-from topobus.controller.state.api_server_state import ApiServerState
+from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import downgraded_claim
 from topobus.controller.store.api import (
     CLAIMS,
@@ -24,10 +21,13 @@ from topobus.controller.store.api import (
     Rejected,
 )
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
-from topobus.domain.errors import InvariantError, PeerUnavailable
+from topobus.engine.claims.gate import version_of
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.objects import name_of
+from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.answers import NOT_FOUND
-from topobus.kubernetes.api.objects import name_of
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.errors import InvariantError, PeerUnavailable
 
 __all__ = ["ApiServerStore", "bound_patch", "merge_patch"]
 

@@ -13,16 +13,16 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from topobus.controller.claims.stored import Stored
 from topobus.controller.store.api import (
     EVENTS,
     FIELD_MANAGER,
     Api,
     Rejected,
 )
-from topobus.domain.errors import TopobusError
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.engine.claims.stored import Stored
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
 
 __all__ = ["EventRecorder"]
 

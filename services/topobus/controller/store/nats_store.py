@@ -10,19 +10,19 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 
-from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject
-from topobus.contracts.releases import Standing, standing
-from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.bus import bus
+from topobus.bus.bus import AmbiguousWrite, Bus, Change, ChangeKind
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
-from topobus.domain.errors import ContractError
-from topobus.kubernetes.api.objects import name_of
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.objects import name_of
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.releases import Standing, standing
 from topobus.kubernetes.object_feed import ObjectFeed
-from topobus.runtime import bus
-from topobus.runtime.bus import AmbiguousWrite, Bus, Change, ChangeKind
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import ContractError
 
 __all__ = ["NatsStore", "NatsWatch"]
 

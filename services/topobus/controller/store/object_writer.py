@@ -8,9 +8,9 @@ the watch brings it.
 
 from __future__ import annotations
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.store.protocol import Deleted, ObjectStore, Unknown, WriteOutcome
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.messages.messages import ApiObject
 
 __all__ = ["ObjectWriter", "confirmed"]
 

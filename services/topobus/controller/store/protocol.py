@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.domain.errors import PeerUnavailable
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Conflict", "Deleted", "ObjectStore", "ObjectWatch", "Unknown", "WriteOutcome"]
 

@@ -6,10 +6,10 @@ Source: Documentation/ABI/testing/sysfs-devices-system-cpu, Documentation/admin-
 
 from __future__ import annotations
 
-from topobus.domain.device import AttributeValue
-from topobus.domain.idset import CpuSet
-from topobus.domain.machine import Cpu, Machine
 from topobus.sysfs.tree import Tree
+from topobus.values.device import AttributeValue
+from topobus.values.idset import CpuSet
+from topobus.values.machine import Cpu, Machine
 
 __all__ = ["CpuFacts"]
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from topobus.cpu.config import CpuGroupSettings, Grouping
 from topobus.cpu.plugins.cpu_facts import CpuFacts
-from topobus.domain.counters import CapacityPolicy
-from topobus.domain.cpu_groups import GROUP_CAPACITY
-from topobus.domain.device import AttributeValue, Device
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.machine import Cpu
+from topobus.values.counters import CapacityPolicy
+from topobus.values.cpu_groups import GROUP_CAPACITY
+from topobus.values.device import AttributeValue, Device
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.machine import Cpu
 
 __all__ = ["group_devices"]
 

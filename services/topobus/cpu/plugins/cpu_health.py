@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.edits_text import unreadable
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
 
 __all__ = ["memory_errors", "throttling"]
 

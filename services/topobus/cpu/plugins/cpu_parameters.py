@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.domain.outcome import Reason, Refusal
-from topobus.kubernetes.api.classic_parameters import SHARING_KIND
-from topobus.kubernetes.api.shape import did_you_mean
+from topobus.formats.kubernetes.classic.classic_parameters import SHARING_KIND
+from topobus.formats.kubernetes.shape import did_you_mean
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["CpuParameters", "read_cpu_parameters"]
 

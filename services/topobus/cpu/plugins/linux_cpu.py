@@ -21,15 +21,15 @@ from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import own_variable
-from topobus.domain.cpu_groups import cpus_of, is_cpu_group
-from topobus.domain.device import AttributeValue, Device
-from topobus.domain.edits import ContainerEdits, Cpuset
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.idset import CpuSet, IdSet, NodeSet
-from topobus.domain.machine import Cpu, Machine
-from topobus.domain.outcome import Reason, Refusal
 from topobus.sysfs.tree import Tree
+from topobus.values.cpu_groups import cpus_of, is_cpu_group
+from topobus.values.device import AttributeValue, Device
+from topobus.values.edits import ContainerEdits, Cpuset
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.idset import CpuSet, IdSet, NodeSet
+from topobus.values.machine import Cpu, Machine
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["LinuxCpuDriver"]
 

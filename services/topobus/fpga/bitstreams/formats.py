@@ -5,12 +5,12 @@ Flows in: a window over a file of anybody's. Flows out: a Bitstream, or a Refusa
 
 from __future__ import annotations
 
-from topobus.domain.outcome import Reason, Refusal
 from topobus.fpga.bitstreams.byte_window import ByteWindow, UnreadableBitstream
 from topobus.fpga.bitstreams.elf_sections import ELF_MAGIC
 from topobus.fpga.bitstreams.intel_formats import GBS_MAGIC, image_of_aocx, image_of_gbs, read_aocx, read_gbs
 from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm
 from topobus.fpga.bitstreams.xclbin import XCLBIN_MAGIC, read_xclbin
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["image_of", "read_bitstream"]
 

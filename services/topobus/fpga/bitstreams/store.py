@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.outcome import Reason, Refusal
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.values import MOST_FILE_BYTES, Bitstream
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["DEFAULT_STORE", "EVERYBODY", "BitstreamStore", "StoreContent", "StoreEntry", "check_entry", "load_image", "manifest_name"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from topobus.devicekit import durable_file
-from topobus.domain.outcome import Reason, Refusal
+from topobus.devicekit.journal import durable_file
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.store import StoreEntry, check_entry, manifest_name
 from topobus.fpga.bitstreams.values import MOST_FILE_BYTES
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["add_bitstream", "remove_bitstream"]
 

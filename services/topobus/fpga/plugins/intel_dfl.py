@@ -23,15 +23,6 @@ from topobus.devicekit.edits_text import (
 )
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import PciHealth, pci_device
-from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine
-from topobus.domain.names import to_dns_label
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.dfl_region import dfl_region, ports_of
 from topobus.fpga.function_hands import FunctionHands
@@ -39,6 +30,15 @@ from topobus.fpga.programmer import DflProgrammer, KernelDflProgrammer
 from topobus.sysfs.fpga import DflCard, DflPort, ErrorRegister, dfl_regions, read_dfl_card
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
+from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine
+from topobus.values.names import to_dns_label
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["IntelDflDriver"]
 

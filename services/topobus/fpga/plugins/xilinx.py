@@ -25,19 +25,19 @@ from topobus.devicekit.edits_text import (
 )
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
-from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.function_hands import FunctionHands
 from topobus.fpga.programmer import KernelXrtProgrammer, XrtProgrammer
 from topobus.fpga.xilinx_region import xilinx_region
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
+from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["XilinxDriver"]
 

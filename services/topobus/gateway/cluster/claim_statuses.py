@@ -12,23 +12,23 @@ from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
-from topobus.domain.device import driver_name
-from topobus.domain.errors import PeerUnavailable, TopobusError
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface, Sandbox
-from topobus.domain.timestamps import in_whole_seconds
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
+from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.claims.rules.device_status import ClaimReport, device_statuses, text_of
 from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
-from topobus.gateway.core.claim_allocation import is_allocated_here
-from topobus.gateway.core.claim_cdi import cdi_device_name
-from topobus.gateway.core.device_faults import HealthNote
-from topobus.gateway.core.device_status import ClaimReport, device_statuses, text_of
-from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
-from topobus.gateway.dra.claim_key import ClaimKey
+from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.gateway.node_state import Broadcast
 from topobus.kubernetes.answers import INVALID
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.device import driver_name
+from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface, Sandbox
+from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["ClaimStatuses"]
 

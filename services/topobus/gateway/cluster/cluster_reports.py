@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.device_health import DeviceHealthReports
 from topobus.gateway.cluster.event_recorder import EventRecorder
@@ -19,12 +19,12 @@ from topobus.gateway.cluster.objects import Cluster
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.report_record import ReportRecord
-from topobus.gateway.core.cpusets import CpuDifference
-from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
-from topobus.gateway.dra.claim_key import ClaimKey
+from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.gateway.node_state import NodeState
-from topobus.runtime.clock import Clock
-from topobus.runtime.service import Runtime
+from topobus.process.clock import Clock
+from topobus.process.service import Runtime
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = ["ClusterReports"]
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from topobus.domain.names import PodUid
-from topobus.domain.timestamps import in_whole_seconds
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.pod_events import PodEvents
-from topobus.gateway.core.device_faults import HealthNote, health_note
-from topobus.gateway.core.waiting import NodePod
-from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.cluster.rules.device_faults import HealthNote, health_note
+from topobus.gateway.cluster.rules.waiting import NodePod
 from topobus.gateway.node_state import NodeState
-from topobus.runtime.clock import Clock
+from topobus.process.clock import Clock
+from topobus.values.names import PodUid
+from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["DeviceHealthReports"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.domain.errors import TopobusError
-from topobus.domain.request import Owner
-from topobus.domain.timestamps import in_whole_seconds
 from topobus.gateway.cluster.objects import Cluster
-from topobus.gateway.core.shortening import shortened
+from topobus.gateway.cluster.rules.shortening import shortened
 from topobus.gateway.node_state import Broadcast
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
+from topobus.values.request import Owner
+from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["EventRecorder", "Involved", "claim_object", "pod_object"]
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.formats.kubernetes.claim_wire import PROTOBUF, claim_uid, with_device_statuses
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.rules.device_status import replaced_statuses
 from topobus.gateway.cluster.objects import (
     CLAIMS,
     NOT_KEPT,
@@ -23,20 +24,19 @@ from topobus.gateway.cluster.objects import (
     Rejected,
     ResourceKind,
 )
-from topobus.gateway.config import ClusterSettings
-from topobus.gateway.core.api_versions import (
+from topobus.gateway.cluster.rules.api_versions import (
     GROUP,
     VERSIONS,
     from_served,
     to_served,
 )
-from topobus.gateway.core.device_status import replaced_statuses
+from topobus.gateway.config import ClusterSettings
 from topobus.kubernetes.access import AccessSettings
 from topobus.kubernetes.answers import CONFLICT, GONE, INVALID, NOT_FOUND, HistoryLost, NotServed, Plain
-from topobus.kubernetes.api.claim_wire import PROTOBUF, claim_uid, with_device_statuses
 from topobus.kubernetes.client import BACKOFF_LIMIT_S, KubernetesClient, object_path
-from topobus.runtime.backoff import full_jitter
-from topobus.runtime.logging import get_logger
+from topobus.process.backoff import full_jitter
+from topobus.process.logging import get_logger
+from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["KubernetesCluster"]
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from topobus.contracts.messages import ApiObject
+from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.answers import Rejected
 
 __all__ = [

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from msgspec import ValidationError, structs
 
-from topobus.domain.errors import TopobusError
-from topobus.domain.sandbox import HostPort, Sandbox
 from topobus.gateway.cluster.objects import PODS, Cluster
-from topobus.gateway.core.pod_ports import bandwidth_of, host_ports_of
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.gateway.cluster.rules.pod_ports import bandwidth_of, host_ports_of
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
+from topobus.values.sandbox import HostPort, Sandbox
 
 __all__ = ["ClusterPodDetails"]
 

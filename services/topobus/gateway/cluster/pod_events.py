@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from topobus.domain.names import ClaimUid, PodUid
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner
-from topobus.domain.sandbox import AttachedInterface, Sandbox
+from topobus.gateway.claims.attempts import Failure
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.rules.device_status import text_of
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved, claim_object, pod_object
-from topobus.gateway.core.cpusets import CpuDifference
-from topobus.gateway.core.device_faults import HealthNote
-from topobus.gateway.core.device_status import text_of
-from topobus.gateway.core.next_steps import next_step
-from topobus.gateway.core.shortening import shortened
-from topobus.gateway.core.waiting import NodePod
-from topobus.gateway.dra.attempts import Failure
-from topobus.gateway.dra.checkpoint import ClaimEntry
-from topobus.gateway.dra.claim_key import ClaimKey
+from topobus.gateway.cluster.rules.device_faults import HealthNote
+from topobus.gateway.cluster.rules.next_steps import next_step
+from topobus.gateway.cluster.rules.shortening import shortened
+from topobus.gateway.cluster.rules.waiting import NodePod
+from topobus.gateway.containers.rules.cpusets import CpuDifference
+from topobus.values.names import ClaimUid, PodUid
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = ["PodEvents"]
 

@@ -15,10 +15,8 @@ from contextlib import aclosing
 
 from msgspec import structs
 
-from topobus.domain.errors import TopobusError
-from topobus.domain.names import PodUid
-from topobus.domain.request import Owner
-from topobus.domain.timestamps import rfc3339
+from topobus.gateway.claims.attempts import Attempts
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.objects import (
     CLAIMS,
@@ -27,9 +25,8 @@ from topobus.gateway.cluster.objects import (
     ClusterChangeKind,
     Rejected,
 )
-from topobus.gateway.config import ClusterSettings
-from topobus.gateway.core.device_faults import lost_claim
-from topobus.gateway.core.waiting import (
+from topobus.gateway.cluster.rules.device_faults import lost_claim
+from topobus.gateway.cluster.rules.waiting import (
     NodePod,
     PodWait,
     WaitingClaim,
@@ -40,11 +37,14 @@ from topobus.gateway.core.waiting import (
     waiting_claim,
     withheld_devices,
 )
-from topobus.gateway.dra.attempts import Attempts
-from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import Broadcast, NodeState
-from topobus.runtime.clock import Clock
-from topobus.runtime.logging import get_logger
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
+from topobus.values.names import PodUid
+from topobus.values.request import Owner
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["ANNOTATION", "PodRetries"]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from topobus.contracts.codec import decode, encode
-from topobus.devicekit.cdi_files import remove_leftovers, write
-from topobus.domain.errors import ContractError
-from topobus.gateway.core.device_status import ClaimReport
+from topobus.devicekit.containers.cdi_files import remove_leftovers, write
+from topobus.formats.messages.codec import decode, encode
+from topobus.gateway.claims.rules.device_status import ClaimReport
 from topobus.gateway.disk import DiskWork
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.errors import ContractError
 
 __all__ = ["ReportRecord"]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from topobus.cel.selector import CelCompiler
-from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import PeerUnavailable
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.objects import DEVICE_CLASSES, NODES, Cluster, ClusterChangeKind
+from topobus.gateway.cluster.rules.served_resources import class_of_resource, is_too_old, obstacle
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.core.served_resources import class_of_resource, is_too_old, obstacle
 from topobus.gateway.node_state import NodeState, Offer
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ServedByClaims"]
 

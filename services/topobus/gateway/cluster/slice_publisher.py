@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Device, Inventory, driver_name
-from topobus.domain.errors import PeerUnavailable
+from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec, Taint
+from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
+from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.objects import (
     NODES,
     SLICES,
@@ -23,9 +23,7 @@ from topobus.gateway.cluster.objects import (
     ClusterChangeKind,
     Rejected,
 )
-from topobus.gateway.cluster.slice_metrics import SliceMetrics
-from topobus.gateway.config import ClusterSettings
-from topobus.gateway.core.slices import (
+from topobus.gateway.cluster.rules.slices import (
     LIST_FIELDS,
     Deletion,
     SlicePlan,
@@ -39,12 +37,14 @@ from topobus.gateway.core.slices import (
     silence_taint,
     slice_plan,
 )
-from topobus.gateway.core.uncounted import countable, keeps_counters
+from topobus.gateway.cluster.rules.uncounted import countable, keeps_counters
+from topobus.gateway.cluster.slice_metrics import SliceMetrics
+from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import Broadcast, NodeState
-from topobus.kubernetes.api.resource import SliceDevice, SliceSpec, Taint
-from topobus.kubernetes.api.slices import shared_counters, slice_device, slice_order
-from topobus.runtime.logging import get_logger
-from topobus.runtime.readiness import Readiness
+from topobus.process.logging import get_logger
+from topobus.process.readiness import Readiness
+from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.errors import PeerUnavailable
 
 __all__ = ["SlicePublisher"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from topobus.contracts.catalogue import DISAGREEMENT
-from topobus.contracts.messages import Disagreement, DisagreementEvent
-from topobus.domain.errors import TopobusError
-from topobus.domain.timestamps import rfc3339
-from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, SystemClock
-from topobus.runtime.logging import get_logger
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import DISAGREEMENT
+from topobus.formats.messages.messages import Disagreement, DisagreementEvent
+from topobus.process.clock import Clock, SystemClock
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["LedgerDrift"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from topobus.contracts.messages import (
+from topobus.formats.messages.messages import (
     ContainerDevices,
     HeldDevice,
     KubeletRegistrations,
@@ -18,20 +18,20 @@ from topobus.contracts.messages import (
     PodsRequest,
     RuntimeConnection,
 )
-from topobus.domain.device import Inventory
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.request import Owner
-from topobus.domain.shares import replica_id
-from topobus.domain.vendor_profiles import VendorProfile
-from topobus.gateway.core.claim_allocation import add_amounts
-from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
-from topobus.gateway.core.lists import sharers_of
-from topobus.gateway.core.pods import Comparison, PodUse, PreparedHere, compare
-from topobus.gateway.core.replicas import replica_holders
-from topobus.gateway.dra.checkpoint import Checkpoint
-from topobus.gateway.dra.claim_key import ClaimKey
-from topobus.gateway.kubelet.pod_resources import Listing, PodResourcesReader
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.rules.claim_allocation import add_amounts
+from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
+from topobus.gateway.device_plugins.pod_resources import Listing, PodResourcesReader
+from topobus.gateway.device_plugins.rules.lists import sharers_of
+from topobus.gateway.device_plugins.rules.replicas import replica_holders
 from topobus.gateway.node_state import NodeState
+from topobus.gateway.reconcile.rules.pods import Comparison, PodUse, PreparedHere, compare
+from topobus.values.device import Inventory
+from topobus.values.device_sharing import HeldShare
+from topobus.values.request import Owner
+from topobus.values.shares import replica_id
+from topobus.values.vendor_profiles import VendorProfile
 
 __all__ = ["PodLook"]
 

@@ -14,29 +14,29 @@ import uuid
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
-from topobus.contracts.messages import AdoptRequest, Disagreement
-from topobus.domain.device_sharing import HeldShare
-from topobus.domain.errors import PeerUnavailable, TopobusError
-from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import AdoptRequest, Disagreement
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.broadcast import first_of
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
-from topobus.gateway.core.holdings import idle_allocations
-from topobus.gateway.core.pods import Lacking
-from topobus.gateway.core.replicas import chosen_of
-from topobus.gateway.kubelet.device_plugin import plugin_owner
-from topobus.gateway.kubelet.pod_resources import Listing
-from topobus.gateway.kubelet.sockets import identity
-from topobus.gateway.live_containers import why_lingering
+from topobus.gateway.containers.live_containers import why_lingering
+from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
+from topobus.gateway.device_plugins.device_plugin import plugin_owner
+from topobus.gateway.device_plugins.pod_resources import Listing
+from topobus.gateway.device_plugins.rules.holdings import idle_allocations
+from topobus.gateway.device_plugins.rules.replicas import chosen_of
+from topobus.gateway.device_plugins.sockets import identity
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
+from topobus.gateway.reconcile.rules.pods import Lacking
 from topobus.gateway.reconcile.user_naming import UserNaming
-from topobus.runtime.heartbeat import Heartbeat
-from topobus.runtime.logging import get_logger
+from topobus.process.heartbeat import Heartbeat
+from topobus.process.logging import get_logger
+from topobus.values.device_sharing import HeldShare
+from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["Reconciler"]
 

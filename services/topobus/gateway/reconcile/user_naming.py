@@ -10,16 +10,16 @@ import asyncio
 import uuid
 from collections.abc import Callable
 
-from topobus.domain.errors import TopobusError
-from topobus.domain.holdings import names_of
-from topobus.domain.ledger import Allocation, Holders
-from topobus.domain.request import Owner
+from topobus.engine.ledger.holdings import names_of
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.core.users import nameless, pod_of, pods_of_claims, unnamed_users, without_uid
-from topobus.gateway.kubelet.pod_resources import Listing
+from topobus.gateway.device_plugins.pod_resources import Listing
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
-from topobus.runtime.logging import get_logger
+from topobus.gateway.reconcile.rules.users import nameless, pod_of, pods_of_claims, unnamed_users, without_uid
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
+from topobus.values.ledger import Allocation, Holders
+from topobus.values.request import Owner
 
 __all__ = ["UserNaming"]
 

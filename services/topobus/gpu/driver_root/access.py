@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.outcome import Reason, Refusal
 from topobus.sysfs.tree import Tree
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["ACCESS_KIND", "ACCESS_VERSION", "Access", "access_nodes", "read_access"]
 

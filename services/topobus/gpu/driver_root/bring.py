@@ -9,15 +9,15 @@ import sys
 import time
 from pathlib import Path
 
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, find_driver_files, find_sockets
 from topobus.gpu.driver_root.file_edits import Way, file_edits
 from topobus.gpu.driver_root.host_files import HostFiles
 from topobus.gpu.driver_root.selection import LIBRARY_FOLDERS
 from topobus.sysfs.driver_files import HOOK_PROGRAM
 from topobus.sysfs.tree import Tree
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["DriverFileSource"]
 

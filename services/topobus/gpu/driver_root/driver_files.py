@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from topobus.domain.outcome import Reason, Refusal
 from topobus.gpu.driver_root.host_files import HostFiles
 from topobus.gpu.driver_root.selection import (
     BINARIES,
@@ -26,6 +25,7 @@ from topobus.gpu.driver_root.selection import (
     other_versions,
 )
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["SEARCHED_ROOTS", "DriverFiles", "File", "Library", "find_driver_files", "find_sockets"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from topobus.domain.edits import ContainerEdits, Hook, Mount
 from topobus.gpu.driver_root.driver_files import DriverFiles, File
 from topobus.sysfs.driver_files import HOOK_PROGRAM, LIBRARY_PATH
+from topobus.values.edits import ContainerEdits, Hook, Mount
 
 __all__ = ["CACHED_FOLDER", "IMAGES_FOLDER", "Way", "file_edits"]
 

@@ -8,8 +8,8 @@ Source: MIG User Guide, "Device Nodes and Capabilities": /proc/driver/nvidia/cap
 
 from __future__ import annotations
 
-from topobus.domain.outcome import Reason, Refusal
 from topobus.sysfs.tree import Tree
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["capability_nodes"]
 

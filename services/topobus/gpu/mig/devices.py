@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from topobus.domain.counters import CounterSet, CounterUse
-from topobus.domain.device import AttributeValue, Device, DeviceRole
-from topobus.domain.names import to_dns_label
 from topobus.gpu.mig.values import MigCompute, MigGpu, MigInstance, MigProfile, MigShare
+from topobus.values.counters import CounterSet, CounterUse
+from topobus.values.device import AttributeValue, Device, DeviceRole
+from topobus.values.names import to_dns_label
 
 __all__ = ["MIG_TYPE", "counter_set", "gi_of", "is_blocked", "live_of", "place_names", "placed_devices", "possible_devices"]
 

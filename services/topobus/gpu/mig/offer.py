@@ -12,19 +12,19 @@ import msgspec
 
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.left_out import LeftOut
-from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device, DeviceRole
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
 from topobus.gpu.mig.capabilities import capability_nodes
 from topobus.gpu.mig.devices import MIG_TYPE, counter_set, gi_of, is_blocked, live_of, place_names, placed_devices, possible_devices
 from topobus.gpu.mig.on_demand import boot_of, is_ours, make, ready_instance
 from topobus.gpu.mig.values import LiveInstance, MigGpu
-from topobus.gpu.plugins.nvml import Nvml, NvmlSilent
+from topobus.gpu.nvml.nvml import Nvml, NvmlSilent
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
+from topobus.values.counters import CounterSet
+from topobus.values.device import Device, DeviceRole
+from topobus.values.edits import ContainerEdits
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["MigOffer", "instance_edits", "is_mig"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topobus.devicekit.device_record import DeviceRecord, Step
-from topobus.domain.device import Device
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason, Refusal
 from topobus.gpu.mig.nvml_mig import destroy_instance, make_compute_instance, make_gpu_instance
 from topobus.gpu.mig.values import LiveInstance, MigGpu, MigInstance, MigProfile
-from topobus.gpu.plugins.nvml import Nvml, NvmlSilent
+from topobus.gpu.nvml.nvml import Nvml, NvmlSilent
 from topobus.gpu.processes import process_of
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["boot_of", "destroy", "is_ours", "make", "own_instance", "ready_instance"]
 

@@ -13,20 +13,20 @@ from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.driver import LongWork, PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits, Mount
-from topobus.domain.health import Observation
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.quantity import Quantity
-from topobus.domain.request import OwnerKind
-from topobus.domain.shares import MEMORY, SHARES
+from topobus.formats.kubernetes.classic.classic_parameters import MPS, Sharing
 from topobus.gpu.config import MpsSettings
 from topobus.gpu.mps.commands import PIPES_VARIABLE
 from topobus.gpu.mps.daemon_state import DaemonState, Limits, SharedGpu
 from topobus.gpu.mps.daemons import MpsDaemons
 from topobus.gpu.mps.programs import find_programs
-from topobus.kubernetes.api.classic_parameters import MPS, Sharing
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits, Mount
+from topobus.values.health import Observation
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.quantity import Quantity
+from topobus.values.request import OwnerKind
+from topobus.values.shares import MEMORY, SHARES
 
 __all__ = ["STEP", "MpsPlan", "MpsSharing", "client_limits", "client_variables"]
 

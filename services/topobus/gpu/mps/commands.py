@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from topobus.domain.errors import HardwareError
 from topobus.gpu.mps.daemon_processes import MARK
 from topobus.gpu.mps.daemon_state import DaemonFolder, DaemonState, Programs, SharedGpu
+from topobus.values.errors import HardwareError
 
 __all__ = ["EXCLUSIVE", "PIPES_VARIABLE", "ask", "compute_mode", "limit_commands", "set_compute_mode", "spawn"]
 

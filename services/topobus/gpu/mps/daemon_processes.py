@@ -16,9 +16,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from topobus.domain.errors import HardwareError
 from topobus.gpu.processes import pod_of
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
 
 __all__ = ["MARK", "DaemonProcess", "control_of", "end_all", "end_folder", "find_processes", "is_alive", "wait_gone"]
 

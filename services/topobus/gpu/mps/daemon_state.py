@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from topobus.contracts.codec import decode, encode
-from topobus.devicekit import durable_file
-from topobus.domain.errors import ContractError
+from topobus.devicekit.journal import durable_file
+from topobus.formats.messages.codec import decode, encode
+from topobus.values.errors import ContractError
 
 __all__ = ["DaemonFolder", "DaemonState", "Limits", "Programs", "SharedGpu"]
 

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from msgspec import structs
 
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.domain.outcome import Reason, Refusal
 from topobus.gpu.config import MpsSettings
 from topobus.gpu.mps import commands
 from topobus.gpu.mps.daemon_processes import control_of, end_folder, find_processes, is_alive, wait_gone
 from topobus.gpu.mps.daemon_state import DaemonFolder, DaemonState, SharedGpu, with_mode
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["MpsDaemons"]
 

@@ -6,11 +6,11 @@ Where the root is not this process's own, its folder of libraries is never searc
 
 from __future__ import annotations
 
-from topobus.domain.outcome import Reason, Refusal
 from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, find_driver_files
 from topobus.gpu.driver_root.host_files import HostFiles
 from topobus.gpu.mps.daemon_state import Programs
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["find_programs"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from topobus.gpu.mps.daemons import MpsDaemons
-from topobus.runtime.clock import Clock
+from topobus.process.clock import Clock
 
 __all__ = ["watch_daemons"]
 

@@ -2,8 +2,8 @@
 
 Flows in: PCI functions with AMD's vendor id, amdgpu's attributes, KFD's nodes. Flows out: devices with memory, unique id and XGMI peers; health; the
 kfd, card and render nodes that ROCm opens. A card that is cut into partitions (CPX …) is one device for each partition, and never a whole one beside them
-(`topobus.gpu.amd_cards`); each has its own render node and its share of the card's memory. With `partitions.on_demand` a card is all of these at once, with counters that
-let only one way be held, and is cut when a claim gets a part (`topobus.gpu.amd_on_demand`).
+(`topobus.gpu.amd.amd_cards`); each has its own render node and its share of the card's memory. With `partitions.on_demand` a card is all of these at once, with counters that
+let only one way be held, and is cut when a claim gets a part (`topobus.gpu.amd.amd_on_demand`).
 Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, mem_banks, io_links).
 """
 
@@ -18,8 +18,8 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
-from topobus.devicekit.exclusive_ways import count_ways
 from topobus.devicekit.left_out import LeftOut
+from topobus.devicekit.partitioning.exclusive_ways import count_ways
 from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,
@@ -29,19 +29,10 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
-from topobus.domain.counters import CounterSet
-from topobus.domain.device import Device, DeviceRole, KeptFunction, Link, LinkClass
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, Observation
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import Owner
-from topobus.gpu.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
-from topobus.gpu.amd_modes import part_counts
-from topobus.gpu.amd_on_demand import AmdOnDemand, group_wishes
-from topobus.gpu.amd_parts import PARTITION, CardFacts, facts_of_whole, partition_name, possible_parts, present_parts, share
+from topobus.gpu.amd.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
+from topobus.gpu.amd.amd_modes import part_counts
+from topobus.gpu.amd.amd_on_demand import AmdOnDemand, group_wishes
+from topobus.gpu.amd.amd_parts import PARTITION, CardFacts, facts_of_whole, partition_name, possible_parts, present_parts, share
 from topobus.gpu.drm_edits import drm_edits, groups_of
 from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
@@ -51,6 +42,15 @@ from topobus.gpu.sensor_health import ras_sign, temperature_sign
 from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
+from topobus.values.counters import CounterSet
+from topobus.values.device import Device, DeviceRole, KeptFunction, Link, LinkClass
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, Observation
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner
 
 __all__ = ["AmdDriver"]
 

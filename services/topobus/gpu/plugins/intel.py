@@ -14,10 +14,10 @@ from functools import partial
 
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import unreadable
-from topobus.devicekit.function_cuts import FunctionCuts
-from topobus.devicekit.function_users import function_nodes, openers
 from topobus.devicekit.left_out import LeftOut
-from topobus.devicekit.on_demand_functions import OnDemandFunctions
+from topobus.devicekit.partitioning.function_cuts import FunctionCuts
+from topobus.devicekit.partitioning.on_demand_functions import OnDemandFunctions
+from topobus.devicekit.passthrough.function_users import function_nodes, openers
 from topobus.devicekit.pci import (
     PciHealth,
     awaits_driver,
@@ -30,13 +30,6 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
-from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, Observation
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
 from topobus.gpu.drm_edits import drm_edits, parent_edits
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import holders_of
@@ -45,6 +38,13 @@ from topobus.gpu.sensor_health import health_indicator_sign, survivability_sign,
 from topobus.gpu.wedge_events import WedgeEvents
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
+from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, Observation
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["IntelDriver"]
 

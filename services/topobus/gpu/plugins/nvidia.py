@@ -33,15 +33,8 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
-from topobus.devicekit.sharing import sharing_of
-from topobus.domain.counters import CounterSet
-from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
+from topobus.devicekit.sharing.sharing import sharing_of
+from topobus.formats.kubernetes.classic.classic_parameters import Sharing
 from topobus.gpu.driver_root.access import access_nodes, read_access
 from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.drm_edits import by_path_nodes, groups_of
@@ -52,17 +45,24 @@ from topobus.gpu.mig.on_demand import destroy
 from topobus.gpu.mig.values import LiveInstance, MigGpu
 from topobus.gpu.mps.claims import MpsPlan, MpsSharing
 from topobus.gpu.nvidia_proc import PROC, driver_version, information, information_if_readable, information_path
+from topobus.gpu.nvml.nvml import Nvml, NvmlGpu, load_nvml
+from topobus.gpu.nvml.nvml_library import NvmlUnavailable
 from topobus.gpu.plugins.nvidia_passthrough import LetsGpusGo
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, ReadsWholeGpus, sharing_edits
-from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, load_nvml
-from topobus.gpu.plugins.nvml_library import NvmlUnavailable
 from topobus.gpu.processes import holders_of, process_of
 from topobus.gpu.products import ProductTable
 from topobus.gpu.time_slices import TimeSlicePlan, TimeSlices
-from topobus.kubernetes.api.classic_parameters import Sharing
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
+from topobus.values.counters import CounterSet
+from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["NvidiaDriver"]
 

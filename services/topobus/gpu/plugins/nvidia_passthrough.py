@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from topobus.domain.device import Device
 from topobus.gpu.nvidia_proc import information_if_readable
-from topobus.gpu.plugins.nvml import Nvml
+from topobus.gpu.nvml.nvml import Nvml
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
 
 __all__ = ["LetsGpusGo"]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.domain.device import Device, DeviceRole
-from topobus.domain.edits import ContainerEdits, Mount
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.quantity import Quantity
+from topobus.formats.kubernetes.classic.classic_parameters import MPS, TIME_SLICING, Sharing
 from topobus.gpu.mig.offer import is_mig
 from topobus.gpu.mps.claims import MpsSharing
-from topobus.kubernetes.api.classic_parameters import MPS, TIME_SLICING, Sharing
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device, DeviceRole
+from topobus.values.edits import ContainerEdits, Mount
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.quantity import Quantity
 
 __all__ = ["STRATEGIES", "ReadsWholeGpus", "sharing_edits"]
 

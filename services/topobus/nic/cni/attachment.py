@@ -14,17 +14,17 @@ import msgspec
 from msgspec import structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.sandbox import AttachedInterface, Sandbox
-from topobus.nic.cni.chain import Chain, parse_chain
-from topobus.nic.cni.messages import CniResult, Target
 from topobus.nic.cni.pod_values import chain_for_device, pod_arguments, pod_values
 from topobus.nic.cni.records import AttachmentRecords
-from topobus.nic.cni.refusals import config_invalid, interface_missing
 from topobus.nic.cni.request import CniRequest, read_request
+from topobus.nic.cni.rules.chain import Chain, parse_chain
+from topobus.nic.cni.rules.messages import CniResult, Target
+from topobus.nic.cni.rules.refusals import config_invalid, interface_missing
 from topobus.nic.cni.runner import CniRunner, RunnerSettings
 from topobus.nic.cni.settings import CniSettings
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = ["STEP", "CniAttachment", "host_interface"]
 

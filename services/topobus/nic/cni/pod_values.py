@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.domain.device import Device
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.quantity import Quantity
-from topobus.domain.sandbox import BANDWIDTH_ANNOTATIONS, Sandbox
-from topobus.nic.cni.chain import Chain, Plugin
-from topobus.nic.cni.refusals import config_invalid
+from topobus.nic.cni.rules.chain import Chain, Plugin
+from topobus.nic.cni.rules.refusals import config_invalid
+from topobus.values.device import Device
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.quantity import Quantity
+from topobus.values.sandbox import BANDWIDTH_ANNOTATIONS, Sandbox
 
 __all__ = ["chain_for_device", "pod_arguments", "pod_values"]
 

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.chain import Chain
-from topobus.nic.cni.messages import Target
-from topobus.nic.cni.refusals import state_unreadable
+from topobus.nic.cni.rules.chain import Chain
+from topobus.nic.cni.rules.messages import Target
+from topobus.nic.cni.rules.refusals import state_unreadable
+from topobus.values.outcome import Refusal
 
 __all__ = ["AttachmentRecord", "AttachmentRecords"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.domain.outcome import Refusal
-from topobus.nic.cni.chain import Chain, parse_chain
-from topobus.nic.cni.refusals import chain_forbidden, config_invalid, network_unknown
+from topobus.nic.cni.rules.chain import Chain, parse_chain
+from topobus.nic.cni.rules.refusals import chain_forbidden, config_invalid, network_unknown
+from topobus.values.outcome import Refusal
 
 __all__ = ["CniRequest", "read_request"]
 

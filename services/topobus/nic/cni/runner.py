@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from topobus.domain.outcome import Reason, Refusal
-from topobus.nic.cni.chain import VERSIONS, Chain, Plugin, is_at_least
-from topobus.nic.cni.messages import (
+from topobus.nic.cni.process import OUTPUT_LIMIT_BYTES, Ended, OutputTooLarge, TimedOut, run_plugin
+from topobus.nic.cni.records import AttachmentRecord, AttachmentRecords
+from topobus.nic.cni.rules.chain import VERSIONS, Chain, Plugin, is_at_least
+from topobus.nic.cni.rules.messages import (
     CniResult,
     Target,
     check_target,
@@ -32,9 +33,7 @@ from topobus.nic.cni.messages import (
     read_result,
     read_versions,
 )
-from topobus.nic.cni.process import OUTPUT_LIMIT_BYTES, Ended, OutputTooLarge, TimedOut, run_plugin
-from topobus.nic.cni.records import AttachmentRecord, AttachmentRecords
-from topobus.nic.cni.refusals import (
+from topobus.nic.cni.rules.refusals import (
     check_unsupported,
     config_invalid,
     output_too_large,
@@ -50,6 +49,7 @@ from topobus.nic.cni.refusals import (
 from topobus.nic.cni.sandboxes import has_interface, namespace_inode
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["CniRunner", "RunnerSettings"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from topobus.nic.interface_config import Neighbour, Route, Rule
-from topobus.nic.interface_state import HeldAddress, HeldRoute
+from topobus.nic.interfaces.rules.interface_config import Neighbour, Route, Rule
+from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute
 from topobus.nic.netlink.hand_over_plan import Change
 from topobus.nic.netlink.reading import get_link, names_of, read_state, sysctl_path
 

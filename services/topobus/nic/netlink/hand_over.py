@@ -16,11 +16,9 @@ from typing import Any
 from msgspec import structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface
-from topobus.nic.interface_checks import check_interface_config, name_in_pod
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_state import InterfaceState, state_to_journal
+from topobus.nic.interfaces.rules.interface_checks import check_interface_config, name_in_pod
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_to_journal
 from topobus.nic.netlink.applying import announce_addresses, apply_change, move_link
 from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, Change, plan_hand_over
 from topobus.nic.netlink.identity import find_interface, identified, present_of
@@ -28,6 +26,8 @@ from topobus.nic.netlink.places import Places, kernels_refusal, missing_package,
 from topobus.nic.netlink.reading import get_link, link_names, read_state
 from topobus.nic.netlink.shares import make_child
 from topobus.nic.netlink.vf_settings import VfPlace, configure_vf
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["check_hand_over", "hand_over", "mark", "read_interface"]
 

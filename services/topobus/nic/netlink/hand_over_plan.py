@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.nic.interface_checks import addresses_in_pod, name_in_pod
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState, state_to_journal
+from topobus.nic.interfaces.rules.interface_checks import addresses_in_pod, name_in_pod
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute, InterfaceState, state_to_journal
 
 __all__ = ["HOST_CHANGES", "POD_CHANGES", "Change", "apply_to_state", "inverse", "plan_hand_over", "plan_restore"]
 

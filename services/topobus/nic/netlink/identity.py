@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from topobus.nic.interface_state import InterfaceState
+from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.reading import bus_device_of, get_link, kind_of, list_links, permanent_mac, port_name
 

@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import quote
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.outcome import Reason, Refusal
 from topobus.nic.netlink.identity import boot_id
 from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespace
 from topobus.nic.netlink.places import Places, open_namespace, refused
-from topobus.runtime.logging import get_logger
+from topobus.process.logging import get_logger
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["KEEP", "KeptNamespaces"]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from topobus.domain.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["Places", "kernels_refusal", "missing_package", "open_host", "open_namespace", "refused", "with_netlink"]
 

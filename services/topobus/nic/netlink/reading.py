@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from topobus.nic.interface_fields import SYSCTLS
-from topobus.nic.interface_state import HeldAddress, HeldRoute, InterfaceState
+from topobus.nic.interfaces.rules.interface_fields import SYSCTLS
+from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute, InterfaceState
 from topobus.nic.netlink.requests import request_routes
 
 __all__ = [

@@ -13,12 +13,12 @@ from typing import Any
 from msgspec import structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.outcome import Reason, Refusal
-from topobus.nic.interface_config import ShareFields
-from topobus.nic.interface_state import InterfaceState
+from topobus.nic.interfaces.rules.interface_config import ShareFields
+from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.places import Places, refused, with_netlink
 from topobus.nic.netlink.reading import get_link, read_state
 from topobus.nic.netlink.requests import attribute, create_link, link_body
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["child_name", "child_request", "make_child"]
 

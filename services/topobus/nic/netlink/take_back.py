@@ -16,15 +16,15 @@ from typing import Any
 from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason
-from topobus.nic.interface_state import InterfaceState, state_from_journal
+from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_from_journal
 from topobus.nic.netlink.applying import apply_change, move_link, remove_rules
 from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, POD_CHANGES, plan_restore
 from topobus.nic.netlink.identity import boot_id, find_interface, present_of
 from topobus.nic.netlink.places import Places, missing_package, open_host, open_namespace, with_netlink
 from topobus.nic.netlink.reading import get_link, kind_of, link_names, read_state
 from topobus.nic.netlink.vf_settings import restore_vf
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason
 
 __all__ = ["TakenBack", "take_back"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from topobus.domain.outcome import Reason, Refusal
 from topobus.nic.netlink.places import refused
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["functions_in_use", "set_vf_count"]
 

@@ -15,14 +15,14 @@ import msgspec
 from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.domain.errors import HardwareError
-from topobus.domain.outcome import Reason, Refusal
-from topobus.nic.interface_config import VfFields
-from topobus.nic.interface_state import InterfaceState, state_from_journal, state_to_journal
+from topobus.nic.interfaces.rules.interface_config import VfFields
+from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_from_journal, state_to_journal
 from topobus.nic.netlink.identity import present_of
 from topobus.nic.netlink.places import Places, missing_package, refused, with_netlink
 from topobus.nic.netlink.reading import bus_device_of, get_link, list_links, port_name
 from topobus.nic.netlink.requests import attribute, link_body, set_link
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["VfPlace", "VfState", "configure_vf", "read_vf", "restore_vf", "vf_message", "vf_requests"]
 

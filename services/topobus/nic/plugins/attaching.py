@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface, Sandbox
 from topobus.nic.config import InterfaceSettings
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_hands import InterfaceHands, interface_of, read_config
+from topobus.nic.interfaces.interface_hands import InterfaceHands, interface_of, read_config
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.sysfs.net import default_route_interfaces, function_ports
 from topobus.sysfs.netdevs import read_net_device
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = ["AttachesInterfaces"]
 

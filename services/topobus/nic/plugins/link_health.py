@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.pci import PciAddress
 from topobus.sysfs.net import NetInterface
 from topobus.sysfs.rdma import RdmaPort
 from topobus.sysfs.tree import Tree
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.pci import PciAddress
 
 __all__ = ["BestSpeeds", "Settling", "judge_carrier", "judge_duplex", "judge_errors", "judge_parent", "judge_rdma_ports", "rdma_links"]
 

@@ -27,24 +27,24 @@ from msgspec import structs
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.edits_text import own_variable, unreadable
 from topobus.devicekit.pci import pci_device_name
-from topobus.domain.counters import CapacityPolicy
-from topobus.domain.device import AttributeValue, Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.names import is_dns_label, to_dns_label
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
 from topobus.nic.config import InterfaceSettings, SharedInterface
-from topobus.nic.interface_hands import SHARE_MODE, SHARE_SUBMODE, interface_of
+from topobus.nic.interfaces.interface_hands import SHARE_MODE, SHARE_SUBMODE, interface_of
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import BestSpeeds, Settling, judge_carrier, judge_duplex
 from topobus.nic.plugins.vendors import model_name, vendor_name
 from topobus.sysfs.net import default_route_interfaces, read_interface
 from topobus.sysfs.netdevs import NetDevice, addressed_interfaces, interface_path, list_net_devices, read_net_device
 from topobus.sysfs.tree import Tree
+from topobus.values.counters import CapacityPolicy
+from topobus.values.device import AttributeValue, Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.names import is_dns_label, to_dns_label
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
 
 __all__ = ["LinuxNetdevDriver", "device_name"]
 

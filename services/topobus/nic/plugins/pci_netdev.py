@@ -26,9 +26,9 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
-from topobus.devicekit.function_cuts import FunctionCuts
 from topobus.devicekit.left_out import LeftOut
-from topobus.devicekit.on_demand_functions import OnDemandFunctions
+from topobus.devicekit.partitioning.function_cuts import FunctionCuts
+from topobus.devicekit.partitioning.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.pci import (
     PciHealth,
     awaits_driver,
@@ -42,17 +42,9 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth, physical_function
-from topobus.domain.device import AttributeValue, Device, DeviceRole, KeptFunction
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, Observation
-from topobus.domain.machine import Machine, PciDevice
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import OwnerKind
 from topobus.nic.host_use import function_users, host_uses, lacks_interface
-from topobus.nic.interface_config import InterfaceConfig
-from topobus.nic.interface_hands import interface_of, read_config
+from topobus.nic.interfaces.interface_hands import interface_of, read_config
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import (
@@ -80,6 +72,14 @@ from topobus.sysfs.netdevs import interface_path
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.rdma import RdmaPort, function_rdma_devices, function_rdma_ports
 from topobus.sysfs.tree import Tree
+from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, Observation
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import OwnerKind
 
 __all__ = ["PciNetdevDriver"]
 

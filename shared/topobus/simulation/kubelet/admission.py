@@ -13,13 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
-from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
-from topobus.domain.alignment.merge.dispatch import merge_hints
-from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.request import ContainerKind, Policy, Scope
-from topobus.domain.view import AlignmentOptions
+from topobus.engine.alignment.cpus.cpu_hints import cpu_hints
+from topobus.engine.alignment.merge.dispatch import merge_hints
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.simulation.kubelet.devices import DeviceStore, split_by_affinity
 from topobus.simulation.kubelet.drivers import Drivers
@@ -33,6 +28,11 @@ from topobus.simulation.kubelet.values import (
     PreparedClaim,
     Rejection,
 )
+from topobus.values.edits import ContainerEdits, DeviceNode, Mount
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.request import ContainerKind, Policy, Scope
+from topobus.values.view import AlignmentOptions
 
 __all__ = ["Admitter", "merge_responses"]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from topobus.domain.alignment.devices.device_hints import device_hints
-from topobus.domain.device import Device
-from topobus.domain.hint import Hint
-from topobus.domain.idset import NodeSet
+from topobus.engine.alignment.devices.device_hints import device_hints
 from topobus.simulation.kubelet.checkpoint import Holding, read_checkpoint, write_checkpoint
 from topobus.simulation.kubelet.values import Capacity
+from topobus.values.device import Device
+from topobus.values.hint import Hint
+from topobus.values.idset import NodeSet
 
 __all__ = ["NO_SUCH_NODE", "AffinitySplit", "DeviceStore", "PluginDevice", "split_by_affinity"]
 

@@ -15,8 +15,6 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from topobus.domain.idset import NodeSet
-from topobus.domain.names import is_extended_resource_name
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.simulation.kubelet.devices import NO_SUCH_NODE, DeviceStore, PluginDevice
@@ -32,6 +30,8 @@ from topobus.simulation.kubelet.wire import (
     shown,
     to_plain,
 )
+from topobus.values.idset import NodeSet
+from topobus.values.names import is_extended_resource_name
 
 __all__ = ["CallFailed", "DevicePlugins", "Endpoint", "list_doubts"]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from topobus.domain.idset import CpuSet
-from topobus.domain.request import ContainerKind
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.simulation.kubelet.admission import Admitter
 from topobus.simulation.kubelet.devices import NO_SUCH_NODE, DeviceStore
 from topobus.simulation.kubelet.values import EventLog, Pod, PreparedClaim
+from topobus.values.idset import CpuSet
+from topobus.values.request import ContainerKind
 
 __all__ = ["PodResources"]
 

@@ -24,8 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.view import AlignmentOptions
 from topobus.simulation.kubelet.admission import Admitter
 from topobus.simulation.kubelet.checkpoint import CHECKPOINT_FILE
 from topobus.simulation.kubelet.devices import DeviceStore, PluginDevice
@@ -47,6 +45,8 @@ from topobus.simulation.kubelet.values import (
     PreparedClaim,
     Rejection,
 )
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.view import AlignmentOptions
 
 __all__ = [
     "Admission",

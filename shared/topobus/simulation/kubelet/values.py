@@ -12,10 +12,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.hint import Hint
-from topobus.domain.idset import CpuSet
-from topobus.domain.request import ContainerKind
+from topobus.values.edits import ContainerEdits
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet
+from topobus.values.request import ContainerKind
 
 __all__ = [
     "Admission",

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from topobus.domain.errors import ConfigError
 from topobus.simulation.machines.profile import PROFILES, load_profile
 from topobus.simulation.machines.recorded import RecordedMachine, build
+from topobus.values.errors import ConfigError
 
 __all__ = ["main"]
 

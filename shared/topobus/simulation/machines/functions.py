@@ -7,12 +7,12 @@ import struct
 import uuid
 from collections.abc import Iterable
 
-from topobus.domain.idset import CpuSet
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines.content import Content
 from topobus.simulation.machines.layout import PlacedFunction, PortKind
 from topobus.simulation.machines.processors import cpus_of_node, mask
 from topobus.simulation.machines.profile import Profile
+from topobus.values.idset import CpuSet
+from topobus.values.pci import PciAddress
 
 __all__ = ["function_contents", "locality_content"]
 

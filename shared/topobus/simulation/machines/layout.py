@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from topobus.domain.errors import ConfigError
-from topobus.domain.pci import PciAddress
 from topobus.simulation.machines.profile import (
     Card,
     CardFunction,
@@ -19,6 +17,8 @@ from topobus.simulation.machines.profile import (
     Root,
     load_cards,
 )
+from topobus.values.errors import ConfigError
+from topobus.values.pci import PciAddress
 
 __all__ = ["PlacedFunction", "PortKind", "lay_out"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 
-from topobus.domain.errors import HardwareError
 from topobus.simulation.machines.content import Content
 from topobus.sysfs.tree import HardwareSettings, Tree, natural_key
+from topobus.values.errors import HardwareError
 
 __all__ = ["MemoryTree"]
 

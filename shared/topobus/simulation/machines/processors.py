@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from topobus.domain.idset import CpuSet, NodeSet
 from topobus.simulation.machines.content import Content
 from topobus.simulation.machines.profile import CoreGroup, Profile
+from topobus.values.idset import CpuSet, NodeSet
 
 __all__ = ["Thread", "all_threads", "cpu_content", "cpus_of_node", "mask", "numa_content", "proc_content"]
 

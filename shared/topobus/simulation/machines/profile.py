@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.errors import ConfigError
 from topobus.sysfs.regular_file import read_regular
+from topobus.values.errors import ConfigError
 
 __all__ = [
     "FAULT_KINDS",

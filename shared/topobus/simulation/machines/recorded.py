@@ -13,10 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topobus.domain.errors import ConfigError
-from topobus.domain.idset import CpuSet
-from topobus.domain.pci import PciAddress
-from topobus.runtime.own_folder import objection_to_folder
+from topobus.process.own_folder import objection_to_folder
 from topobus.simulation.machines.content import (
     DEVICE_NODES,
     Content,
@@ -33,6 +30,9 @@ from topobus.simulation.machines.processors import (
 )
 from topobus.simulation.machines.profile import Fault, Profile, load_profile
 from topobus.sysfs.regular_file import read_regular
+from topobus.values.errors import ConfigError
+from topobus.values.idset import CpuSet
+from topobus.values.pci import PciAddress
 
 __all__ = ["RecordedMachine", "build", "content_of"]
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
-from topobus.contracts.messages import ApiObject
-from topobus.domain.quantity import Quantity
-from topobus.kubernetes.api.limits import check_object, check_status
-from topobus.kubernetes.api.resource import ClaimStatus
-from topobus.kubernetes.api.shape import read_as
+from topobus.formats.kubernetes.limits import check_object, check_status
+from topobus.formats.kubernetes.resource import ClaimStatus
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
 from topobus.testing.apiserver.lists import from_keyed, to_keyed
 from topobus.testing.apiserver.values import ApiError, Object, Resource, bad_request
+from topobus.values.quantity import Quantity
 
 __all__ = [
     "Applied",

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.health import Observation
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
 from topobus.sysfs.tree import Tree
+from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.health import Observation
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
 
 __all__ = ["CardDriver"]
 

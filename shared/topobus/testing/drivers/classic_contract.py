@@ -19,14 +19,14 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from topobus.contracts.messages import ApiObject
-from topobus.devicekit.classic import ClaimWork, ClassicContext, ClassicDriver
-from topobus.domain.errors import ContractError
-from topobus.domain.names import is_dns_subdomain
-from topobus.domain.outcome import Refusal
-from topobus.kubernetes.api import classic
-from topobus.kubernetes.api.classic_limits import check_status
-from topobus.kubernetes.api.objects import metadata_of
+from topobus.devicekit.classic.classic import ClaimWork, ClassicContext, ClassicDriver
+from topobus.formats.kubernetes.classic import classic
+from topobus.formats.kubernetes.classic.classic_limits import check_status
+from topobus.formats.kubernetes.objects import metadata_of
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.errors import ContractError
+from topobus.values.names import is_dns_subdomain
+from topobus.values.outcome import Refusal
 
 __all__ = ["ClassicDriverContract", "ClassicScene", "SceneContext"]
 

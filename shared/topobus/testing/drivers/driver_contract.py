@@ -20,22 +20,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.contracts.device_classes import class_complaint
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
 from topobus.devicekit.hands import is_reading
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import HealthState, Observation
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine
-from topobus.domain.names import is_dns_label
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.device_classes import class_complaint
 from topobus.simulation.machines import RecordedMachine
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import HealthState, Observation
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine
+from topobus.values.names import is_dns_label
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["DriverContract"]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.hands import DeviceRecord
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import HardwareError
-from topobus.domain.health import Dimension, HealthState, Observation
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Reason, Refusal
-from topobus.domain.sandbox import AttachedInterface, ContainerName, Sandbox
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.machine import Machine
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import AttachedInterface, ContainerName, Sandbox
 
 __all__ = ["CARDS", "FolderDriver", "make_card"]
 

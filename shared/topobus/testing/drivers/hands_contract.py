@@ -23,21 +23,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.devicekit import journaled_verbs
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
 from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, CleaningDriver
-from topobus.devicekit.journal import Journal
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
-from topobus.domain.outcome import Refusal
-from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.sandbox import ContainerName, Sandbox
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.verbs import journaled_verbs
 from topobus.simulation.machines import RecordedMachine
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.deaths import deaths
 from topobus.testing.drivers.driver_contract import DriverContract
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner, OwnerKind
+from topobus.values.sandbox import ContainerName, Sandbox
 
 __all__ = ["HandsContract"]
 

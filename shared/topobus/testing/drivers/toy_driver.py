@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.domain.health import Observation
-from topobus.domain.idset import NodeSet
-from topobus.domain.machine import Machine
-from topobus.domain.outcome import Refusal
 from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.health import Observation
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine
+from topobus.values.outcome import Refusal
 
 __all__ = ["ToyDriver"]
 

@@ -17,9 +17,6 @@ from typing import Any
 
 import msgspec
 
-from topobus.domain.idset import NodeSet
-from topobus.domain.request import Policy, Scope
-from topobus.domain.view import AlignmentOptions
 from topobus.simulation.kubelet.simulator import (
     Admission,
     ClaimReference,
@@ -31,6 +28,9 @@ from topobus.simulation.kubelet.simulator import (
 )
 from topobus.testing.kubelet.replay import replay
 from topobus.testing.kubelet.transcript import read_transcript
+from topobus.values.idset import NodeSet
+from topobus.values.request import Policy, Scope
+from topobus.values.view import AlignmentOptions
 
 __all__ = ["main"]
 

@@ -23,7 +23,7 @@ from typing import NoReturn, Self
 import msgspec
 from nats.aio.client import Client
 
-from topobus.runtime.jetstream import API as JETSTREAM_API
+from topobus.bus.streams.jetstream import API as JETSTREAM_API
 from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["BorrowedServer", "NatsAccounts", "cheap_folder"]

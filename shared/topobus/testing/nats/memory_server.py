@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from topobus.runtime.clock import Clock, SystemClock
+from topobus.process.clock import Clock, SystemClock
 from topobus.testing.nats.memory_client import MemoryClient, Subscription
 from topobus.testing.nats.memory_pulls import Pull
 from topobus.testing.nats.memory_streams import MemoryConsumer, MemoryStream, Refused, Stored, matches, overlap
@@ -78,7 +78,7 @@ class MemoryNats:
             self.send(step)
 
     def new_client(self, _tls_because: str = "") -> MemoryClient:
-        """Make a client of this server: what `topobus.runtime.connection` calls in place of nats-py's own."""
+        """Make a client of this server: what `topobus.bus.connection.connection` calls in place of nats-py's own."""
         return MemoryClient(self)
 
     # what clients send

@@ -28,10 +28,10 @@ class ShapedServer(NatsServer):
     """A server with a rendered configuration, moved to a free port and a folder of its own."""
 
     def __init__(self, *, binary: Path | None, text: str, environment: dict[str, str], parent: Path | None = None) -> None:
-        """Prepare a server; `text` is as `contracts.nats_shapes` renders it, `parent` where its folder is made, else in memory where that is cheap."""
+        """Prepare a server; `text` is as `bus.server_config.nats_shapes` renders it, `parent` where its folder is made, else in memory where that is cheap."""
         super().__init__(binary=binary, environment=environment, parent=parent or cheap_folder())
         self.text = text
-        """As `contracts.nats_shapes` renders it; another one counts from the next start on."""
+        """As `bus.server_config.nats_shapes` renders it; another one counts from the next start on."""
 
     def write_config(self) -> Path:
         """Write the rendered text with this machine's port and folder."""

@@ -11,10 +11,10 @@ import pytest_asyncio
 from support.attachments import NIC, PATIENT, PLAIN, reserved
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
-from topobus.domain.idset import CpuSet
 from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.container_runtime import SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.idset import CpuSet
 
 
 @pytest_asyncio.fixture

@@ -24,7 +24,7 @@ async def test_defect_met_by_one_claim_ends_nothing_for_the_others(
         await runtime.synchronized.wait()
         await prepare(rig)
         with monkeypatch.context() as patch:
-            patch.setattr("topobus.gateway.core.sandbox_rules.refuse_interfaces", break_down)
+            patch.setattr("topobus.gateway.containers.rules.sandbox_rules.refuse_interfaces", break_down)
             await runtime.run_pod("app")
             with pytest.raises(Refused, match=r"a defect of the gateway: ZeroDivisionError\('of the test'\); see its log"):
                 await runtime.create("main", pod="app", cdi=CDI)

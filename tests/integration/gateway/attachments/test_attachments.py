@@ -12,11 +12,11 @@ import pytest
 from support.attachments import CDI, DRIVERS, IMPATIENT, NIC, PLAIN, configured, prepare, reserved, until_attached, verbs
 from support.gateway_rig import Rig
 from support.node_plane import claim, no
-from topobus.contracts.sandbox_messages import Accepted, Attached, AttachReply, AttachRequest
-from topobus.domain.errors import PeerUnavailable
-from topobus.domain.sandbox import AttachedInterface
+from topobus.formats.messages.sandbox_messages import Accepted, Attached, AttachReply, AttachRequest
 from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
+from topobus.values.errors import PeerUnavailable
+from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

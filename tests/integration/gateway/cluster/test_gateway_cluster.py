@@ -14,19 +14,19 @@ from support.cluster_slices import SLICES, allocated, published, shown, taints, 
 from support.gateway_rig import SILENCE, Rig
 from support.node_plane import NODE, device, kept_back
 from support.older_server import older_server
-from topobus.contracts.catalogue import PREPARE
-from topobus.contracts.messages import PrepareReply, PrepareRequest
-from topobus.domain.errors import ConfigError
-from topobus.domain.health import HealthState
-from topobus.domain.idset import NodeSet
-from topobus.domain.maintenance import DeviceVerb
-from topobus.domain.request import Owner, OwnerKind
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import PREPARE
+from topobus.formats.messages.messages import PrepareReply, PrepareRequest
 from topobus.gateway.cluster import slice_publisher
 from topobus.gateway.config import ClusterSettings
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.clock import ManualClock
+from topobus.values.errors import ConfigError
+from topobus.values.health import HealthState
+from topobus.values.idset import NodeSet
+from topobus.values.maintenance import DeviceVerb
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

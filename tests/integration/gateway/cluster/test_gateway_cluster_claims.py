@@ -7,8 +7,8 @@ import pytest
 
 from support.cluster_slices import allocated
 from support.gateway_rig import Rig
-from topobus.domain.request import Owner, OwnerKind
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -7,8 +7,8 @@ import pytest
 from support.cluster_slices import shown, taints
 from support.gateway_rig import Rig
 from support.partitioned_cards import SHARED_NIC, card, counters_of
-from topobus.domain.request import Owner, OwnerKind
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

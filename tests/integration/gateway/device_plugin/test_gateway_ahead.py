@@ -10,8 +10,8 @@ import pytest
 from support.gateway_rig import Rig
 from support.node_plane import device, no
 from support.plugin_pods import GPU, admitted, pod, rejected
-from topobus.contracts.messages import PrepareReply, PrepareRequest
-from topobus.domain.request import Owner, OwnerKind
+from topobus.formats.messages.messages import PrepareReply, PrepareRequest
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

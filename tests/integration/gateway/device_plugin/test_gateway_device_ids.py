@@ -13,11 +13,11 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import device
-from topobus.domain.device import Device
-from topobus.domain.idset import NodeSet
-from topobus.domain.pci import PciAddress
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.device import Device
+from topobus.values.idset import NodeSet
+from topobus.values.pci import PciAddress
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -13,18 +13,18 @@ import pytest
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import device, kept_back
 from support.plugin_pods import GPU, GPUS, admitted, own_sockets, pod, rejected
-from topobus.contracts.catalogue import PODS
-from topobus.contracts.nouns import Ask
-from topobus.domain.health import HealthState
-from topobus.domain.idset import NodeSet
-from topobus.domain.maintenance import DeviceVerb
-from topobus.domain.request import Owner, OwnerKind
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import PODS
+from topobus.formats.messages.nouns import Ask
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.runtime.bus import Bus
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import Capacity
+from topobus.values.health import HealthState
+from topobus.values.idset import NodeSet
+from topobus.values.maintenance import DeviceVerb
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

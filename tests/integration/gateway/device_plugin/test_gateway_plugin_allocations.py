@@ -12,11 +12,11 @@ import pytest
 from support.gateway_rig import IMPATIENT, Rig
 from support.node_plane import device, no
 from support.plugin_pods import GPU, GPUS, NIC, admitted, own_sockets, pod, rejected
-from topobus.domain.health import HealthState
-from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import Exposure
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.values.health import HealthState
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

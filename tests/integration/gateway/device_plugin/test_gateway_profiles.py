@@ -23,24 +23,24 @@ from support.gateway_rig import Rig, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed_device
 from support.node_plane import device
+from topobus.bus.bus import Bus
 from topobus.cli.exits import UsageError
 from topobus.cli.objects.vendor_names import by_our_names
-from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest
 from topobus.devicekit.driver import PrepareContext
-from topobus.domain.device import Device
-from topobus.domain.outcome import Refusal
-from topobus.domain.pci import PciAddress
-from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.device import Device
+from topobus.values.outcome import Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

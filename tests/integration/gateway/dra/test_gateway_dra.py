@@ -12,9 +12,9 @@ import pytest
 from support.dra_claims import DRIVER, HOLDER, TRAINING, UID, cdi_file, prepare, service_socket
 from support.gateway_rig import Rig
 from support.node_plane import NODE, claim
-from topobus.contracts.catalogue import RELEASE
-from topobus.contracts.messages import ReleaseRequest
-from topobus.devicekit.cdi import parse
+from topobus.formats.containers.cdi import parse
+from topobus.formats.messages.catalogue import RELEASE
+from topobus.formats.messages.messages import ReleaseRequest
 from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
 from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod

@@ -11,14 +11,14 @@ import pytest
 from support.dra_claims import DRIVER, prepare, service_socket
 from support.gateway_rig import SILENCE, Rig
 from support.node_plane import NODE, device
-from topobus.contracts.catalogue import PREPARE
-from topobus.contracts.messages import PrepareReply, PrepareRequest
-from topobus.domain.health import HealthState
+from topobus.bus.bus import Bus
+from topobus.formats.messages.catalogue import PREPARE
+from topobus.formats.messages.messages import PrepareReply, PrepareRequest
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.drahealth.v1 import api_pb2_grpc as health_rpc
-from topobus.runtime.bus import Bus
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 from topobus.testing.clock import ManualClock
+from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

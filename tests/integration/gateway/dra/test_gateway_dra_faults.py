@@ -17,7 +17,7 @@ import pytest
 from support.dra_claims import DRIVER, TRAINING, UID, cdi_file, prepare
 from support.gateway_rig import IMPATIENT, Rig
 from support.node_plane import NODE, claim, device, no
-from topobus.devicekit import cdi_files
+from topobus.devicekit.containers import cdi_files
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from support.dra_claims import DRIVER, HOLDER, TRAINING, UID, prepare
 from support.gateway_rig import Rig
 from support.node_plane import claim
-from topobus.runtime.config import NatsSettings
+from topobus.process.config import NatsSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -1,0 +1,70 @@
+"""Reads the inventories of a fleet, names first: a device service may fill its class's bucket with nodes that there are not, and who looks at a fleet must not read all that.
+
+Flows in: the keys of machines and inventories. Flows out: inventories of nodes whose machine reports, of few others, and the names of nodes that were left unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from topobus.bus.bus import Bus, Entry
+from topobus.cli.rules.checkup import first_names
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.formats.messages.nouns import State
+from topobus.values.device import Inventory
+
+__all__ = ["list_inventories", "list_inventories_as", "nodes_without_a_machine", "unread_text"]
+
+M = TypeVar("M")
+
+# Nodes whose discovery is late, or gone for a while, are looked at like others; more of them than this are somebody's invention.
+_MOST_STRANGERS = 16
+_AT_ONCE = 8
+
+
+async def list_inventories(
+    bus: Bus, *, on_rejected: Callable[[str, str], None] | None = None
+) -> tuple[tuple[Entry[Inventory], ...], tuple[str, ...]]:
+    """Read all inventories, sorted by key, but those of nodes without a machine where these are many: their names come second, sorted."""
+    return await list_inventories_as(bus, INVENTORY, on_rejected=on_rejected)
+
+
+async def list_inventories_as(
+    bus: Bus, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None
+) -> tuple[tuple[Entry[M], ...], tuple[str, ...]]:
+    """Read as `list_inventories` does, of each inventory what a message of fewer fields has: `INVENTORY.read_as`."""
+    machines, nodes = await _places(bus)
+    strangers = sorted(nodes - machines)
+    members = sorted(nodes & machines)
+    if len(strangers) <= _MOST_STRANGERS or not machines:
+        return await bus.list(state, on_rejected=on_rejected), ()
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(node: str) -> tuple[Entry[M], ...]:
+        async with places:
+            return await bus.list(state, on_rejected=on_rejected, node=node)
+
+    entries = [entry for of_node in await asyncio.gather(*map(read, members)) for entry in of_node]
+    return tuple(sorted(entries, key=lambda entry: INVENTORY.key(**entry.parts))), tuple(strangers)
+
+
+async def nodes_without_a_machine(bus: Bus) -> tuple[str, ...]:
+    """Name the nodes that have inventories and no machine, sorted."""
+    machines, nodes = await _places(bus)
+    return tuple(sorted(nodes - machines))
+
+
+async def _places(bus: Bus) -> tuple[set[str], set[str]]:
+    """Name the nodes that have a machine, and those that have inventories."""
+    return {parts["node"] for parts in await bus.keys(MACHINE)}, {parts["node"] for parts in await bus.keys(INVENTORY)}
+
+
+def unread_text(nodes: tuple[str, ...]) -> str:
+    """Say which nodes were left unread, and why.
+
+    >>> unread_text(("a", "b", "c", "d"))
+    '4 nodes have inventories and no machine, and were not read: a, b, c and 1 more'
+    """
+    return f"{len(nodes)} nodes have inventories and no machine, and were not read: {first_names(nodes)}"

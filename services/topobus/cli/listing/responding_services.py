@@ -1,0 +1,128 @@
+"""Asks the services behind a command's inventories, all at once, whether they run, so that no table shows the last state of a dead service as current.
+
+The result is a snapshot: a service that restarts at this moment counts as silent here, while topology waits some seconds before it reports that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct, structs
+
+from topobus.bus.bus import Bus
+from topobus.engine.health.silence import SERVICE_SILENT, Answered, Silent, SilentBecause, unheard
+from topobus.formats.messages.catalogue import HINT, PLAN, PREFER
+from topobus.formats.messages.nouns import CLUSTER, Ask
+from topobus.values.device import Inventory
+
+__all__ = [
+    "CONTROLLER",
+    "Peer",
+    "as_of_now",
+    "device_service_on",
+    "side_by_side",
+    "sign_of_life",
+    "silence_text",
+    "tell_waiting",
+    "topology_on",
+    "why_silent",
+]
+
+# A person waits for this once, for all services together; one that is well answers within milliseconds.
+_PATIENCE_S = 1.0
+# Nodes whose services are asked at the same time. All of a large fleet at once would have answers wait in this process for longer than the patience.
+_AT_ONCE = 32
+
+# Whoever waits for longer wonders whether anything happens.
+_WORD_AFTER_S = 2.0
+
+T = TypeVar("T")
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """A service that a command may have to wait for."""
+
+    name: str
+    """As people are told it: `gpu on n1`."""
+    ask: Ask[Any, Any]
+    """What it answers, for a sign of life."""
+    parts: Mapping[str, str]
+
+
+CONTROLLER = Peer(name="the controller", ask=PLAN, parts={"node": CLUSTER})
+
+
+def topology_on(node: str) -> Peer:
+    """Name a node's topology."""
+    return Peer(name=f"topology on {node}", ask=PREFER, parts={"node": node})
+
+
+def device_service_on(node: str, device_class: str) -> Peer:
+    """Name the service of a node's devices of one class."""
+    return Peer(name=f"{device_class} on {node}", ask=HINT, parts={"node": node, "device_class": device_class})
+
+
+async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], say: Callable[[str], None]) -> T:
+    """Wait for an answer; when it takes long, say once for whom.
+
+    Shapes: peers — who works on it, the one that is asked first; told are those that give no sign of life, else the last, which does the work.
+    """
+    waited = asyncio.ensure_future(answer)
+    try:
+        done, _ = await asyncio.wait({waited}, timeout=_WORD_AFTER_S)
+        if not done:
+            reasons = await asyncio.gather(*(why_silent(bus, peer.ask, **peer.parts) for peer in peers))
+            silent = [f"{peer.name} ({why})" for peer, why in zip(peers, reasons, strict=True) if why]
+            if not waited.done():
+                say(f"waiting for {' and '.join(silent) or f'{peers[-1].name}, which is at work'}")
+        return await waited
+    finally:
+        waited.cancel()
+
+
+async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventory]:
+    """The inventories as they are to be read: devices of a service that does not answer are Unknown, and a warning says so."""
+    known_inventories = list(inventories)
+    reasons = await asyncio.gather(
+        *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in known_inventories)
+    )
+    return [_unheard(inventory, why) if why else inventory for inventory, why in zip(known_inventories, reasons, strict=True)]
+
+
+async def side_by_side(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
+    """Ask all nodes, some at the same time; the answers are in the order of the nodes."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def in_turn(node: str) -> T:
+        async with places:
+            return await ask(node)
+
+    return await asyncio.gather(*map(in_turn, nodes))
+
+
+async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:
+    """Say why a service is silent; empty when it answers."""
+    return silence_text(await sign_of_life(bus, ask, **parts))
+
+
+async def sign_of_life(bus: Bus, ask: Ask[Any, Any], **parts: str) -> Answered | Silent:
+    """Ask for a service's sign of life, as long as a person waits for it."""
+    return await bus.is_answered(ask, timeout_s=_PATIENCE_S, **parts)
+
+
+def silence_text(answer: Answered | Silent, patience_s: float = _PATIENCE_S) -> str:
+    """Say why there was no answer; empty when there was one."""
+    if isinstance(answer, Answered):
+        return ""
+    return {
+        SilentBecause.NOBODY: "nobody answers there",
+        SilentBecause.TIMEOUT: f"no answer within {patience_s:g} s",
+        SilentBecause.NO_BUS: "NATS went away",
+    }[answer.because]
+
+
+def _unheard(inventory: Inventory, why: str) -> Inventory:
+    warning = f"{SERVICE_SILENT}: {why}; its devices are unknown, and new pods get none of them"
+    return structs.replace(unheard(inventory), warnings=(warning, *inventory.warnings))

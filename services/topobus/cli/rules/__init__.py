@@ -1,0 +1,1 @@
+"""The pure part of the command line's checks."""

@@ -1,0 +1,194 @@
+"""What the page lists of devices, nodes, events and decisions, as plain values for JSON.
+
+Flows in: inventories, ledgers, events. Flows out: dictionaries of texts, numbers and lists; the page draws them and decides nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from msgspec import structs
+
+from topobus.console.rules.node_drawing import View, conditions_view
+from topobus.engine.health.silence import SERVICE_SILENT
+from topobus.formats.messages.messages import DecisionEvent, HealthEvent
+from topobus.values.device import Device, Inventory
+from topobus.values.hint import Hint
+from topobus.values.ledger import Holders
+from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.values.request import Owner
+
+__all__ = ["decision_view", "event_view", "for_counting", "node_row", "sick_view"]
+
+_CPU = "cpu"
+# A hint list of a big machine has hundreds of entries; the narrow ones decide.
+_SHOWN_HINTS = 24
+_ADVICE = ("nearest-miss", "would-fit")
+
+
+def for_counting(inventory: Inventory) -> Inventory:
+    """Keep of an inventory what rows and lists show: of a device that is well its name alone.
+
+    A thousand nodes have a quarter of a million devices, CPUs included, each with attributes that only a drawing shows.
+    """
+    return structs.replace(inventory, devices=tuple(_for_counting(device) for device in inventory.devices))
+
+
+def _for_counting(device: Device) -> Device:
+    if device.health.worst is not None or not device.is_allocatable:
+        return device
+    return Device(name=device.name, device_class=device.device_class)
+
+
+def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None, silent: Collection[str] = ()) -> View:
+    """Count one node's devices: by class how many there are, are held, are free, and are not well; and name the services that are silent."""
+    classes = []
+    for inventory in sorted(inventories, key=lambda inventory: inventory.device_class):
+        held = _held_names(ledger, inventory.device_class)
+        names = {device.name for device in inventory.devices}
+        unfit = {device.name for device in inventory.devices if not device.is_allocatable}
+        classes.append(
+            {
+                "class": inventory.device_class,
+                "total": len(names),
+                "held": len(held & names),
+                "free": len(names - held - unfit),
+                "sick": sum(not device.is_allocatable or device.health.worst is not None for device in inventory.devices),
+            }
+        )
+    return {"node": node, "classes": classes, "silent": sorted(silent)}
+
+
+def sick_view(device: Device, node: str, ledger: Holders | None, event: HealthEvent | None = None) -> View | None:
+    """Say what is wrong with a device, since when, what to do and whom it affects; None when it is well and no operator keeps it back.
+
+    None, too, when its service is silent and nothing else is known of it: that is told once for the service.
+    """
+    worst = device.health.worst
+    if (worst is None and device.is_allocatable) or (worst is not None and worst.reason == SERVICE_SILENT):
+        return None
+    pods = [*event.pods, *event.affected] if event is not None else []
+    pods += _holders_of(ledger, device.device_class, device.name)
+    return {
+        "node": node,
+        "class": device.device_class,
+        "device": device.name,
+        "state": device.health.state.value if device.maintenance is None else device.maintenance.verb.value,
+        "reason": worst.reason if worst is not None else "kept-back",
+        "message": worst.message if worst is not None else device.why_not,
+        "action": worst.action.value if worst is not None else "",
+        "since": device.health.since,
+        "model": device.model,
+        "pci": str(device.pci or ""),
+        "numa": str(device.numa_nodes) if device.numa_nodes is not None else "",
+        "users": sorted({str(owner) for owner in pods}),
+        "conditions": conditions_view(device.health),
+    }
+
+
+def event_view(event: HealthEvent) -> View:
+    """Give one health event: which device, from what to what, why, and whom it affects."""
+    worst = event.health.worst
+    return {
+        "time": event.time,
+        "node": event.node,
+        "class": event.device_class,
+        "device": event.device,
+        "state": "removed" if event.is_removed else event.health.state.value,
+        "previous": event.previous.value if event.previous is not None else "",
+        "reason": worst.reason if worst is not None else "",
+        "message": worst.message if worst is not None else "",
+        "users": sorted({str(owner) for owner in (*event.pods, *event.affected)}),
+    }
+
+
+def decision_view(event: DecisionEvent) -> View:
+    """Take a decision apart: what was asked, hints and their merge by container, picks or reasons."""
+    outcome = event.outcome
+    asked = event.request.containers if event.request is not None else ()
+    return {
+        "id": event.id,
+        "time": event.time,
+        "verb": event.verb,
+        "node": event.node,
+        "owner": str(event.owner),
+        "text": event.text,
+        "is_dry_run": event.is_dry_run,
+        "is_refused": isinstance(outcome, Refusal),
+        "summary": "begun" if event.is_begun else _summary(outcome),
+        "policy": f"{event.view.options.policy.value}, scope {event.view.options.scope.value}"
+        if event.view is not None and _is_aligned(outcome)
+        else "",
+        "asked": [
+            {
+                "container": container.name,
+                "wants": ", ".join(
+                    [*(f"{device.count} {device.device_class}" for device in container.devices)]
+                    + ([f"{container.cpus} exclusive cpus"] if container.cpus else [])
+                ),
+            }
+            for container in asked
+        ],
+        "containers": [_container_view(container) for container in outcome.containers] if isinstance(outcome, Placement) else [],
+        "reasons": [_reason(reason) for reason in outcome.reasons] if isinstance(outcome, Refusal) else [],
+        "to_free": [_reason(reason) for reason in outcome.to_free] if isinstance(outcome, Refusal) else [],
+    }
+
+
+def _is_aligned(outcome: Placement | Refusal | None) -> bool:
+    """Say whether the node's policy had a part in it; it has none in a claim's devices."""
+    return not isinstance(outcome, Placement) or any(container.has_alignment for container in outcome.containers)
+
+
+def _held_names(ledger: Holders | None, device_class: str) -> set[str]:
+    holdings = [holding for allocation in (ledger.allocations if ledger is not None else {}).values() for holding in allocation.holdings]
+    if device_class == _CPU:
+        return {f"cpu-{cpu}" for holding in holdings for cpu in holding.cpus}
+    return {name for holding in holdings for name in holding.devices.get(device_class, ())}
+
+
+def _holders_of(ledger: Holders | None, device_class: str, name: str) -> list[Owner]:
+    return [
+        owner
+        for allocation in (ledger.allocations if ledger is not None else {}).values()
+        if any(name in holding.devices.get(device_class, ()) for holding in allocation.holdings)
+        for owner in (allocation.shown, *allocation.pods)
+    ]
+
+
+def _summary(outcome: Placement | Refusal | None) -> str:
+    if outcome is None:
+        return "done"
+    if isinstance(outcome, Refusal):
+        return "refused: " + ", ".join(dict.fromkeys(reason.code for reason in outcome.reasons if reason.code not in _ADVICE))
+    texts = []
+    for container in outcome.containers:
+        held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
+        held += [f"{len(container.cpus)} cpus"] if container.cpus else []
+        where = f" on NUMA {container.numa_nodes or 'unknown'}" if held else ""
+        texts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'}{where}")
+    return "placed: " + "; ".join(texts)
+
+
+def _container_view(container: ContainerPlacement) -> View:
+    return {
+        "container": container.name or "(claim)",
+        "merged": _hint(container.alignment) if container.has_alignment else "",
+        "numa": str(container.numa_nodes) or "-",
+        "cpus": str(container.cpus),
+        "devices": {device_class: list(names) for device_class, names in sorted(container.devices.items())},
+        "hints": [
+            {"resource": listed.resource, "hints": None if listed.hints is None else [_hint(hint) for hint in listed.hints[:_SHOWN_HINTS]]}
+            for listed in container.hints
+        ],
+        "reasons": [_reason(reason) for reason in container.told_reasons],
+    }
+
+
+def _hint(hint: Hint) -> str:
+    """Write a hint as the CLI does: the nodes, and a star when it is preferred."""
+    return f"{{{hint.nodes if hint.nodes is not None else 'any'}}}{'*' if hint.preferred else ''}"
+
+
+def _reason(reason: Reason) -> View:
+    return {"code": reason.code, "message": reason.message or reason.code}

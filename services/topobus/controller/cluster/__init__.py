@@ -1,0 +1,1 @@
+"""The controller beside a Kubernetes API server: gated pods, intents, the choice of a node."""

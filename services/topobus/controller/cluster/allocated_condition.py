@@ -1,0 +1,53 @@
+"""Tells pods how their claims stand: the condition topobus.dev/Allocated, and events of the pod and of its claims that wait.
+
+Flows in: a pod, a reason, a message. Flows out: a status write where it says something new, and events of at most 300 characters that name the condition with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
+from topobus.controller.store.cluster_events import EventRecorder
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.engine.claims.gate import ALLOCATED_CONDITION, with_allocated_condition
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.outcome import Reason
+
+__all__ = ["ALLOCATED", "REST", "AllocatedCondition"]
+
+REST = f"condition {ALLOCATED_CONDITION} of the pod"
+"""Where an event that is cut says that the rest stands."""
+ALLOCATED = "its claims are allocated and reserved"
+"""What a pod is told that was told before why it waits."""
+
+
+class AllocatedCondition:
+    """Writes the condition and what goes with it."""
+
+    def __init__(self, clock: Clock, state: ApiServerState, writer: ObjectWriter, events: EventRecorder) -> None:
+        self._clock = clock
+        self._state = state
+        self._writer = writer
+        self._events = events
+        self._log = get_logger()
+
+    async def write(self, key: Key, pod: Stored, *, is_true: bool, reason: str, message: str) -> Stored | None:
+        """Write the condition; None when it says so already, or another writer was first."""
+        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        value = with_allocated_condition(pod.value, is_true=is_true, reason=reason, message=message, now=now)
+        return await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
+
+    async def tell_waiting(self, key: Key, pod: Stored, reason: str, reasons: Sequence[Reason]) -> Stored | None:
+        """Tell why a pod waits: the condition, and events of the pod and its claims, each once; gives the pod as written, None where nothing was."""
+        message = "; ".join(each_reason.message for each_reason in reasons)
+        self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
+        written = await self.write(key, pod, is_true=False, reason=reason, message=message)
+        await self._events.warn(pod, reason, message, more=REST)
+        for other_claim in self._state.claims_of(key):
+            claim = self._state.claims.get(other_claim)
+            if claim is not None and not claim.claim.is_allocated:
+                await self._events.warn(claim, reason, message, more=REST)
+        return written

@@ -1,0 +1,278 @@
+"""Allocation intents in a cluster: records what is about to be allocated to a pod's claims, commits it, or withdraws it.
+
+Two replicas cannot allocate one device twice. An intent is ordered by the version at which it was written, and it is committed only when the copy
+shows everything up to that version and the devices are free of all earlier intents; of two intents the later one sees the earlier and is withdrawn.
+The writes themselves are in `commit_allocations`, as for the stand-alone home; this module adds the checks that a cluster needs.
+
+Flows in: a pod's plan and the chosen fit. Flows out: attempts that may be committed, and withdrawals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topobus.controller.cluster.node_choice import NodeChooser
+from topobus.controller.commit.allocator import Member
+from topobus.controller.commit.commit_allocations import (
+    AllocationCommitter,
+    Attempted,
+    Draft,
+    Progress,
+    next_attempts,
+    refused_devices,
+)
+from topobus.controller.commit.decision_publisher import DecisionPublisher
+from topobus.controller.commit.node_ledgers import NODE_FAILED, NodeLedgers
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
+from topobus.controller.state.refusal_backoff import RefusalBackoff
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.values import DeviceId, GaveUp
+from topobus.engine.claims import attempts
+from topobus.engine.claims.attempts import Attempt
+from topobus.engine.claims.reservations import with_bound_allocation
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.scheduling.decisions import NodeFit, PodClaim, PodPlan
+from topobus.formats.kubernetes.resource import AllocationResult
+from topobus.formats.messages.messages import ApiObject
+from topobus.kubernetes.informers import Informer
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import PeerUnavailable
+from topobus.values.outcome import Reason, Refusal
+
+__all__ = ["Intents"]
+
+
+class Intents:
+    """Writes intents and makes them true."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        clock: Clock,
+        state: ApiServerState,
+        writer: ObjectWriter,
+        claims: Informer,
+        ledgers: NodeLedgers,
+        chooser: NodeChooser,
+        decisions: DecisionPublisher,
+        metrics: ControllerMetrics,
+    ) -> None:
+        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
+        """Devices that nodes refused, by the pod's uid."""
+        self._call_s = settings.cluster.call_s
+        self._grace_s = settings.cluster.retry_s
+        self._written: set[tuple[str, int]] = set()
+        self._writing: set[tuple[str, int]] = set()
+        """Intents under way: the watch may bring one before the answer does."""
+        self._met: dict[tuple[str, int], float] = {}
+        self._clock = clock
+        self._state = state
+        self._writer = writer
+        self._claims = claims
+        self._ledgers = ledgers
+        self._chooser = chooser
+        self.committer = AllocationCommitter(writer, ledgers, decisions, metrics)
+        """Writes intents, allocations and reservations."""
+        self._log = get_logger()
+
+    def find(self, plan: PodPlan) -> list[Attempted]:
+        """List the pending claims for which something is intended and still to be done."""
+        intents: list[Attempted] = []
+        for pod_claim in plan.pending:
+            key = _key(plan, pod_claim)
+            claim, note = self._state.claims.get(key), self._state.gated_pods.note(key)
+            if claim is not None and note is not None and note.node and not self._state.is_taken_back(key):
+                intents.append(Attempted(ObjectKey("resourceclaim", *key), claim, note))
+        return intents
+
+    async def clear(self, plan: PodPlan) -> bool:
+        """Have ledgers let go of what the pending claims hold from before; False when a node refuses.
+
+        Errors: raises PeerUnavailable.
+        """
+        for pod_claim in plan.pending:
+            if await self._ledgers.release(pod_claim.claim, f"before-{pod_claim.claim.number + 1}") is not None:
+                return False
+        return True
+
+    def begin(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> list[Draft]:
+        """Say what each pending claim is to get; from now until `write` is done its devices count as taken. Empty when a claim is gone."""
+        members: list[Member] = []
+        for pod_claim in plan.pending:
+            claim = self._state.claims.get(_key(plan, pod_claim))
+            if claim is None:
+                return []
+            members.append(Member(ObjectKey("resourceclaim", *_key(plan, pod_claim)), claim, pod_claim.spec, pod_claim.wishes))
+        group = next_attempts(fit.node, members, fit.results, pod=plan.pod.uid, refused=refused)
+        for draft in group:
+            intended = Stored(draft.revision, draft.value)
+            self._state.under_way.put((draft.key.namespace, draft.key.name), intended, (plan.pod.namespace, plan.pod.name), draft.attempt)
+        return group
+
+    async def write(self, group: Sequence[Draft]) -> None:
+        """Write down what each claim is to get; ends early when a claim is another by now.
+
+        Errors: raises PeerUnavailable.
+        """
+        own = {(_uid(draft), draft.attempt.number) for draft in group}
+        self._writing |= own
+        try:
+            written = await self.committer.write_attempts(group)
+        finally:
+            self._writing -= own
+            for draft in group:
+                self._state.settle((draft.key.namespace, draft.key.name))
+        self._written |= {(intent.stored.uid, intent.attempt.number) for intent in written}
+
+    async def commit(self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool = False) -> Progress | Refusal:
+        """Make intents true: see what came before them, have the node hold the devices, write the statuses; a Refusal is the node's.
+
+        Shapes: is_cheap — only if a short search shows that the devices may still be had.
+        """
+        return await self.committer.commit(intents, _PodRules(self, plan, is_cheap=is_cheap))
+
+    async def revalidate(self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool) -> Sequence[AllocationResult] | Progress:
+        """Check whether a pod's intents may be committed: all earlier intents are known, the pod is not bound elsewhere, and the devices are still free."""
+        if self.are_anothers(intents):
+            return Progress.LATER
+        newest = max(intent.stored.revision for intent in intents)
+        if not await self._claims.reached(newest, self._call_s):
+            return Progress.LATER
+        node = intents[0].attempt.node
+        bound_to = await self._bound_to(plan)
+        if bound_to not in ("", node):
+            # Somebody bound it while this was intended: on the intended node it can never start.
+            self._log.info("pod.bound-elsewhere", pod=str(plan.pod), node=bound_to, intended=node)
+            await self.withdraw(plan)
+            return Progress.ON
+        devices = {
+            DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+            for intent in intents
+            for granted_device in intent.attempt.allocation.devices.results
+        }
+        later = self._state.gated_pods.later_intents(newest) | self._state.under_way.claims()
+        fit = await self._chooser.still_fits(plan, node, devices, later, is_cheap=is_cheap)
+        if isinstance(fit, GaveUp):
+            return Progress.COSTLY
+        if fit is None:
+            self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
+            await self.withdraw(plan)
+            return Progress.ON
+        return fit.results
+
+    async def _bound_to(self, plan: PodPlan) -> str:
+        """Name the node that the pod has by now; empty while it has none. Behind a gate nobody can bind it, so it is read only when its gate is open."""
+        key = (plan.pod.namespace, plan.pod.name)
+        pod = self._state.pods.get(key)
+        if pod is None or not pod.pod.has_gate:
+            pod = await self._writer.read(ObjectKey("pod", *key))
+        return pod.pod.node if pod is not None else ""
+
+    def are_anothers(self, intents: Sequence[Attempted]) -> bool:
+        """Say whether another replica is committing these: the writer of an intent gets a while to commit it before others continue it."""
+        now_s = self._clock.monotonic()
+        keys = [(intent.stored.uid, intent.attempt.number) for intent in intents]
+        for key in keys:
+            if key not in self._written and now_s - self._met.setdefault(key, now_s) < self._grace_s:
+                return True
+        for key in keys:
+            self._met.pop(key, None)
+        return False
+
+    def refused_nodes(self, pod: Stored, plan: PodPlan) -> tuple[str, ...]:
+        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
+        if pod.pod.has_gate or pod.pod.node:
+            return ()
+        nodes: dict[str, None] = {}
+        for pod_claim in plan.pending:
+            note = self._state.gated_pods.note(_key(plan, pod_claim))
+            if note is not None and note.pod == plan.pod.uid:
+                nodes |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
+        return tuple(nodes)
+
+    def drop_gone(self) -> bool:
+        """Remove the notes about intents that no longer exist; True says that there are intents of somebody else."""
+        living = self._state.gated_pods.pending()
+        self._written &= living
+        self._met = {key: since for key, since in self._met.items() if key in living}
+        return bool(living - self._written - self._writing)
+
+    async def withdraw(
+        self, plan: PodPlan, intents: Sequence[Attempted] | None = None, *, is_final: bool = False, refused: tuple[str, ...] = ()
+    ) -> None:
+        """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours.
+
+        Shapes: intents — None stands for all of the pod; refused — nodes that such a note is to name as those on which kube-scheduler could not place the pod.
+        """
+        pod = self._state.pods.get((plan.pod.namespace, plan.pod.name))
+        is_open = pod is not None and not pod.pod.has_gate and not is_final
+        names = [intent.key.name for intent in intents] if intents is not None else [pod_claim.name for pod_claim in plan.pending]
+        for name in names:
+            key = (plan.pod.namespace, name)
+            claim, note = self._state.claims.get(key), self._state.gated_pods.note(key)
+            if claim is None or note is None or claim.claim.is_allocated:
+                continue
+            kept = Attempt(
+                number=note.number,
+                node="",
+                allocation=AllocationResult(),
+                pod=plan.pod.uid,
+                refused=refused[-attempts.MAX_REFUSED_NODES :],
+            )
+            if is_open and note == kept:
+                continue
+            withdrawn = attempts.with_attempt(claim.value, kept) if is_open else attempts.without_attempt(claim.value)
+            await self._writer.write(ObjectKey("resourceclaim", *key), claim.revision, withdrawn)
+
+    async def on_refused(self, plan: PodPlan, attempt: Attempt, refusal: Refusal) -> None:
+        """Withdraw the attempts on a node that refuses, and exclude the devices for a while."""
+        refused = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
+        self.refusals.add(plan.pod.uid, refused, summarize(refusal.reasons), now_s=self._clock.monotonic())
+        await self.withdraw(plan)
+        for pod_claim in plan.pending:
+            try:
+                await self._ledgers.release(pod_claim.claim, f"refused-{attempt.number}")
+            except PeerUnavailable as err:
+                self._log.warning("ledger.silent", node=attempt.node, error=str(err))
+
+    def now(self) -> str:
+        """Give the time as Kubernetes writes it in an object's status."""
+        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class _PodRules:
+    """What the home asks for when a pod's intents are made true."""
+
+    def __init__(self, intents: Intents, plan: PodPlan, *, is_cheap: bool) -> None:
+        self._intents = intents
+        self._plan = plan
+        self._is_cheap = is_cheap
+        self.log_fields = {"pod": str(plan.pod)}
+
+    async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult] | Progress:
+        return await self._intents.revalidate(self._plan, group, is_cheap=self._is_cheap)
+
+    async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
+        """Go elsewhere: it may be held by now, but whatever comes of it, the node's gateway lets go of what no claim's status says."""
+        node = attempted.attempt.node
+        code = "node-failed" if error.facts.get("code") == NODE_FAILED else "node-silent"
+        message = str(error) if code == NODE_FAILED else f"node {node}: its ledger does not answer: {error}"
+        return Refusal(reasons=(Reason(code=code, message=message, facts={"node": node}),))
+
+    def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject | Reason:
+        return with_bound_allocation(claim, allocation, self._plan.pod, now=self._intents.now())
+
+    async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
+        await self._intents.on_refused(self._plan, attempted.attempt, refusal)
+
+
+def _key(plan: PodPlan, pod_claim: PodClaim) -> Key:
+    return plan.pod.namespace, pod_claim.name
+
+
+def _uid(draft: Draft) -> str:
+    return str(draft.value.metadata.get("uid") or "")

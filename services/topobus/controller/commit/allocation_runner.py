@@ -1,0 +1,106 @@
+"""Runs searches: a short one at once, a long one in a thread, so that probes and watches never wait for it.
+
+Flows in: an AllocationInput and, for claims with an alignment request, the node. Flows out: the outcome of the search, with its duration measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.engine.allocation.admission import has_heavy_selector
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.suggestions import ADVICE_STEPS, would_fit
+from topobus.engine.allocation.values import Allocated, AllocationInput, GaveUp, Outcome
+from topobus.engine.cel.seam import SelectorCompiler
+from topobus.engine.scheduling.aligned_allocation import AlignedClaims, allocate_near
+from topobus.engine.scheduling.closer_devices import bring_closer
+from topobus.process.clock import Clock
+from topobus.values.outcome import Reason
+from topobus.values.request import PodRequest
+from topobus.values.view import NodeView
+
+__all__ = ["CHEAP_STEPS", "LONGEST_S", "AllocationRunner"]
+
+CHEAP_STEPS = 5_000
+"""Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some ten milliseconds."""
+# Some ten milliseconds of search.
+_QUICK_STEPS = 1000
+LONGEST_S = 10.0
+"""As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have their turn, and the nodes left are told as given up."""
+
+
+class AllocationRunner:
+    """Runs searches."""
+
+    def __init__(self, settings: ControllerSettings, clock: Clock, compiler: SelectorCompiler, metrics: ControllerMetrics) -> None:
+        self._budget = settings.step_budget
+        self._clock = clock
+        self._compiler = compiler
+        self._metrics = metrics
+
+    async def search(self, given: AllocationInput, *, is_brief: bool = False, is_cheap: bool = False) -> Outcome:
+        """Search for claims that wish nothing; a brief miss comes without reasons. When nobody waits any more it ends at once, so that a stop is not held up.
+
+        A cheap search gives up where others wait: after a thousand steps, and before selectors that are heavy.
+        """
+        started = self._clock.monotonic()
+        # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
+        is_heavy = any(has_heavy_selector(claim.spec, self._compiler) for claim in given.claims)
+        quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
+        outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
+        if isinstance(outcome, GaveUp) and self._budget > quick and not is_cheap:
+            abandoned = threading.Event()
+            end = started + LONGEST_S
+
+            def is_over() -> bool:
+                return abandoned.is_set() or self._clock.monotonic() > end
+
+            search = partial(allocate, step_budget=self._budget, is_brief=is_brief, is_abandoned=is_over)
+            try:
+                outcome = await asyncio.to_thread(search, given, self._compiler)
+            finally:
+                abandoned.set()
+        return self._measured(outcome, started)
+
+    async def search_near(
+        self, given: AllocationInput, wished: Sequence[AlignedClaims], view: NodeView | None, *, pod: PodRequest | None = None
+    ) -> Outcome:
+        """Search place after place; when nobody waits any more it ends with the place that it is at, so that a stop is not held up."""
+        started = self._clock.monotonic()
+        near = partial(allocate_near, pod=pod, step_budget=self._budget)
+        abandoned = threading.Event()
+        try:
+            outcome = await asyncio.to_thread(near, given, wished, view, self._compiler, is_abandoned=abandoned.is_set)
+        finally:
+            abandoned.set()
+        return self._measured(outcome, started)
+
+    async def bring_closer(self, given: AllocationInput, outcome: Allocated, view: NodeView) -> Allocated:
+        """Exchange what a search found for equal devices that lie closer together, where there are some."""
+        started = self._clock.monotonic()
+        abandoned = threading.Event()
+        try:
+            closer = await asyncio.to_thread(bring_closer, given, outcome, view, self._compiler, is_abandoned=abandoned.is_set)
+        finally:
+            abandoned.set()
+        self._metrics.searches.observe(self._clock.monotonic() - started)
+        self._metrics.steps.inc(closer.steps - outcome.steps)
+        return closer
+
+    async def advise(self, given: AllocationInput) -> tuple[Reason, ...]:
+        """Find out what would fit; some dozen short searches, in a thread."""
+
+        def search(changed: AllocationInput) -> Outcome:
+            return allocate(changed, self._compiler, step_budget=ADVICE_STEPS, is_brief=True)
+
+        return await asyncio.to_thread(would_fit, given, search)
+
+    def _measured(self, outcome: Outcome, started: float) -> Outcome:
+        self._metrics.searches.observe(self._clock.monotonic() - started)
+        self._metrics.steps.inc(outcome.steps)
+        return outcome

@@ -1,0 +1,179 @@
+"""Searches one node for claims that are allocated together, for both homes, and caches the results by the claims' shape.
+
+Flows in: a node, claims with their alignment requests, devices to exclude. Flows out: the search's outcome, or why the node cannot be searched. Each
+home decides which nodes are searched and in which order: `Allocator` stand-alone, `NodeChooser` in a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from topobus.controller.commit.allocation_runner import AllocationRunner
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.state.cluster_state import ClusterState
+from topobus.controller.state.result_cache import RequestShape, ResultCache
+from topobus.engine.allocation.values import (
+    Allocated,
+    AllocationInput,
+    DeviceId,
+    Fault,
+    GaveUp,
+    Mode,
+    Outcome,
+)
+from topobus.engine.cel.seam import SelectorCompiler
+from topobus.engine.scheduling.closer_devices import has_closer, our_devices
+from topobus.engine.scheduling.node_trials import (
+    WantedClaim,
+    aligned_claims,
+    failed_node,
+    is_aligned,
+    nearest_miss,
+    specs_of,
+    within_limits,
+)
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
+from topobus.values.outcome import Reason
+from topobus.values.request import PodRequest
+
+__all__ = ["NodeSearch"]
+
+
+class NodeSearch:
+    """Searches nodes, one at a time."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        clock: Clock,
+        state: ClusterState,
+        results: ResultCache,
+        compiler: SelectorCompiler,
+        metrics: ControllerMetrics,
+    ) -> None:
+        self._mode = settings.mode
+        self._prefers_near = settings.nearness == "prefer" and settings.mode is not Mode.COMPATIBLE
+        self._state = state
+        self._metrics = metrics
+        self._runner = AllocationRunner(settings, clock, compiler, metrics)
+        self._failed: dict[str, str] = {}
+        self.results = results
+        """What the like of a claim got on a node."""
+        self.spent = 0
+        """Steps of all searches so far: what a round may spend is measured by it, not by time."""
+        self.quarantined: dict[DeviceId, str] = {}
+        """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
+
+    async def search_cached(
+        self, node: str, claims: Sequence[WantedClaim], shape: RequestShape, excluded: Mapping[DeviceId, str], *, is_cheap: bool
+    ) -> tuple[Outcome, int]:
+        """Search one node, or give the cached result for claims of this shape; a miss comes without reasons. Also gives the steps that it took now.
+
+        Shapes: question — what is asked, of claims that nothing tells from others with the same specs.
+        """
+        cache_key = self.results.key_of(shape, node)
+        cached = self.results.find(cache_key)
+        if cached is not None:
+            return cached, 0
+        outcome = await self.search(node, claims, excluded, is_brief=True, is_cheap=is_cheap)
+        if not (is_cheap and isinstance(outcome, GaveUp)):
+            self.results.put(cache_key, outcome)
+        return outcome, outcome.steps
+
+    async def search(
+        self,
+        node: str,
+        claims: Sequence[WantedClaim],
+        excluded: Mapping[DeviceId, str],
+        *,
+        pod: PodRequest | None = None,
+        is_brief: bool = False,
+        is_cheap: bool = False,
+    ) -> Outcome:
+        """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit.
+
+        Shapes: excluded — devices that the claims must not get now, and why; pod — the claims' pod, when it wishes for their alignment with it; is_brief — a miss comes
+        without reasons; is_cheap — give up where more than a short search is needed.
+        """
+        given = self.given(node, claims, excluded)
+        if not is_aligned(claims, pod):
+            outcome = await self._runner.search(given, is_brief=is_brief, is_cheap=is_cheap)
+        elif is_cheap:
+            return GaveUp(0)  # some hundred searches, place after place
+        else:
+            outcome = await self._runner.search_near(given, aligned_claims(claims), self._state.view_of(node), pod=pod)
+        self.spent += outcome.steps
+        return within_limits(node, claims, outcome)
+
+    async def bring_closer(
+        self,
+        node: str,
+        claims: Sequence[WantedClaim],
+        excluded: Mapping[DeviceId, str],
+        outcome: Allocated,
+        *,
+        pod: PodRequest | None = None,
+    ) -> Allocated:
+        """Exchange what was found on a node for equal devices that lie closer together; claims that wish for a place have what they wish already."""
+        if not self._prefers_near or not has_closer(outcome.results) or is_aligned(claims, pod):
+            return outcome
+        if self._state.lie_together(node, our_devices(outcome.results, node)):
+            return outcome  # most are: a look at the devices alone is a thousandth of what follows
+        view = self._state.view_of(node)
+        if view is None:
+            return outcome
+        try:
+            closer = await self._runner.bring_closer(self.given(node, claims, excluded), outcome, view)
+        except Exception as err:  # noqa: BLE001 - boundary: one node, and what was found there stands
+            self.node_failed(node, err)
+            return outcome
+        self.spent += closer.steps - outcome.steps
+        limited = within_limits(node, claims, closer)
+        return limited if isinstance(limited, Allocated) else outcome
+
+    async def search_only(self, given: AllocationInput, *, is_cheap: bool) -> Outcome:
+        """Search what was collected by `given`, and say only whether something fits."""
+        return await self._runner.search(given, is_brief=True, is_cheap=is_cheap)
+
+    async def advise(
+        self,
+        nodes: Sequence[str],
+        outcomes: Sequence[Outcome],
+        claims: Sequence[WantedClaim],
+        excluded: Mapping[DeviceId, str],
+        *,
+        pod: PodRequest | None = None,
+    ) -> tuple[Reason, ...]:
+        """Name the nearest miss, and what would fit there instead; claims that wish for alignment, alone or with their pod, are only told the first."""
+        miss, node = nearest_miss(nodes, outcomes, claims, pod)
+        return (*miss, *await self._runner.advise(self.given(node, claims, excluded))) if node else miss
+
+    def given(
+        self, node: str, claims: Sequence[WantedClaim], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()
+    ) -> AllocationInput:
+        """Collect what a search for the claims on a node depends on.
+
+        Shapes: ignoring — uids of claims whose intents count for nothing here.
+        """
+        given = self._state.input_for(node, specs_of(claims), mode=self._mode, excluded=excluded, ignoring=ignoring)
+        if not self.quarantined.keys() & given.usage.holders.keys():
+            return given
+        holders = {device: self.quarantined.get(device, holder) for device, holder in given.usage.holders.items()}
+        return replace(given, usage=replace(given.usage, holders=holders))
+
+    def node_failed(self, node: str, err: Exception) -> Fault:
+        """Log and count a node whose search failed in a way that nobody thought of, once as long as it stays the same; gives what is told of the node."""
+        fault = failed_node(node, err)
+        if self._failed.get(node) != fault.reason.message:
+            self._failed[node] = fault.reason.message
+            self._metrics.set_aside.labels("nodes").inc()
+            get_logger().error("node.set-aside", node=node, error=str(err), exc_info=None if isinstance(err, TopobusError) else err)
+        return fault
+
+    def keep(self, nodes: Collection[str]) -> None:
+        """Forget the failures of nodes that are gone."""
+        self._failed = {node: text for node, text in self._failed.items() if node in nodes}

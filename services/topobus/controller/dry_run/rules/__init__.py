@@ -1,0 +1,1 @@
+"""The pure part of a dry run: a situation in, answers out."""

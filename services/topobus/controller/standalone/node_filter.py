@@ -1,0 +1,225 @@
+"""Filters and scores nodes for a pod: where its claims are usable or can be allocated, and what each node would give the pod itself.
+
+Flows in: a pod's plan, the controller's state, the nodes' answers to dry runs. Flows out: the nodes that fit, best first, and why the others do not.
+It writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from topobus.controller.commit.allocation_runner import CHEAP_STEPS, LONGEST_S
+from topobus.controller.commit.allocator import (
+    Allocator,
+    Member,
+    member,
+)
+from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.config import ControllerSettings
+from topobus.controller.planner import Planner
+from topobus.controller.state.refusal_backoff import RefusalBackoff
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.values import (
+    Allocated,
+    GaveUp,
+    NoFit,
+    Outcome,
+)
+from topobus.engine.claims.objects import Pod
+from topobus.engine.claims.stored import ObjectKey
+from topobus.engine.scheduling.decisions import (
+    Blocked,
+    NodeFit,
+    NodeMiss,
+    PodPlan,
+    enough_nodes,
+    explain_misses,
+    filter_outcome,
+    pre_filter,
+    static_miss,
+)
+from topobus.engine.scheduling.node_fit import node_selector, selector_objection
+from topobus.engine.scheduling.node_trials import refusal_of
+from topobus.engine.scheduling.pod_alignment import aligned_pod_request, own_request
+from topobus.engine.scheduling.score import rank, score_node
+from topobus.process.service import Runtime
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.request import Owner, PodRequest
+
+__all__ = ["NodeFilter", "is_held"]
+
+# With which a node refuses a pod that it holds already.
+_HELD = "already-placed"
+# Of a pod that fits on hundreds of nodes: on so many its devices are brought together, 1 to 2 ms a node, before the nodes are compared.
+_BROUGHT_CLOSER = 16
+
+
+class NodeFilter:
+    """Filter and Score over the nodes of the world."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        state: StandaloneState,
+        finder: Allocator,
+        planner: Planner,
+        consumers: ClaimUsers,
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._finder = finder
+        self._planner = planner
+        self._consumers = consumers
+        self.refused: RefusalBackoff[str] = RefusalBackoff(settings.retry_s)
+        """Nodes that said no to a pod a moment ago, by the pod's place."""
+
+    async def filter_nodes(
+        self, key: ObjectKey, plan: PodPlan, pod: Pod, wanted: PodRequest | None, placed: str | None, *, is_cheap: bool = False
+    ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool] | None:
+        """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not.
+
+        Shapes: is_cheap — None is given, and nobody asked, when the pod's claims need more than a short search.
+        """
+        members = self.members(plan)
+        wishing = aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
+        refused = self.refused.refused(key)
+        fits: list[NodeFit] = []
+        misses: list[NodeMiss] = []
+        searched: set[str] = set()
+        nodes = self._candidates(pod, misses) if placed is None else [placed]
+        end = self._runtime.clock.monotonic() + LONGEST_S
+        spent = self._finder.spent
+        for node in nodes:
+            why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
+            missed = static_miss(plan, self._state.describe(node), refused=why)
+            if missed is None:
+                outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
+                if members and self._runtime.clock.monotonic() < end:
+                    outcome = await self._finder.search_on(node, members, pod=wishing, is_cheap=is_cheap)
+                if is_cheap and (isinstance(outcome, GaveUp) or self._finder.spent - spent > CHEAP_STEPS):
+                    return None
+                if isinstance(outcome, Allocated) and members and len(fits) < _BROUGHT_CLOSER:
+                    outcome = await self._finder.brought_closer(node, members, outcome, pod=wishing)
+                judged = filter_outcome(plan, node, outcome)
+                if isinstance(judged, NodeFit):
+                    fits.append(judged)
+                    if len(fits) >= enough_nodes(len(nodes)):
+                        break
+                    continue
+                missed = judged
+                searched.add(node)
+            misses.append(missed)
+            if missed.is_everywhere:
+                misses = [missed]
+                break
+        if not fits:
+            misses = await self._as_it_is_now(misses, searched, members, wishing)
+        placements: dict[str, Placement] = {}
+        by_name = {node_fit.node: node_fit for node_fit in fits}
+        is_due = False
+        if wanted is not None and fits:
+            placements, is_due = await self._ask(fits, wanted, misses)
+            if plan.claims and not plan.pending:
+                # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
+                for miss in misses:
+                    if miss.node in by_name and isinstance(miss.outcome, NoFit) and miss.node not in placements and not is_due:
+                        self.refused.add(key, [miss.node], summarize(miss.outcome.reasons), now_s=self._runtime.clock.monotonic())
+            fits = [node_fit for node_fit in fits if node_fit.node in placements]
+        scores = [
+            score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of) for node_fit in fits
+        ]
+        return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
+
+    async def nodes_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+        """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
+
+        Errors: raises ContractError for a pod that nobody can read.
+        """
+        whole = self._state.objects[key].value
+        rest = [resource_claim for resource_claim in whole.spec.get("resourceClaims") or [] if resource_claim.get("name") not in left_out]
+        pod = Pod(msgspec.structs.replace(whole, spec={**whole.spec, "resourceClaims": rest}))
+        keys = {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
+        claims = {name: self._state.objects[claim_key] for name, claim_key in keys.items() if claim_key in self._state.objects}
+        plan = pre_filter(pod, lambda name: claims[name].claim if name in claims else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked):
+            return (), plan.reasons
+        wanted = own_request(pod)
+        placed = self.node_of(wanted.owner) if wanted is not None else None
+        looked = await self.filter_nodes(key, plan, pod, wanted, placed)
+        fits, misses = (looked[0], looked[1]) if looked is not None else ({}, [])
+        return tuple(fits), () if fits else explain_misses(misses)[1]
+
+    async def _as_it_is_now(
+        self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member], wishing: PodRequest | None
+    ) -> list[NodeMiss]:
+        """Search again where people will read what was found: it may have been remembered."""
+        again = [miss for miss in misses if miss.node in searched]
+        outcomes = [node_miss.outcome for node_miss in again]
+        await self._finder.refresh([node_miss.node for node_miss in again], outcomes, members, pod=wishing)
+        newest = {node_miss.node: NodeMiss(node_miss.node, outcome) for node_miss, outcome in zip(again, outcomes, strict=True)}
+        return [newest.get(miss.node, miss) for miss in misses]
+
+    async def _ask(self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]) -> tuple[dict[str, Placement], bool]:
+        """Ask the nodes what they would give the pod itself; those that refuse, or keep silent, become misses."""
+        async with asyncio.TaskGroup() as group:
+            asked = {
+                node_fit.node: group.create_task(
+                    self._planner.ask_node(
+                        node_fit.node,
+                        f"schedule-{wanted.owner.uid}-try-{node_fit.node}",
+                        wanted,
+                        is_dry_run=True,
+                        besides=node_fit.devices,
+                    )
+                )
+                for node_fit in fits
+            }
+        self._planner.log_silent_nodes()
+        placements: dict[str, Placement] = {}
+        is_due = False
+        for node, task in asked.items():
+            reply = task.result()
+            if reply is None:
+                is_due = True
+                reason = Reason(
+                    code="node-silent", message=f"node {node} did not answer in time: unknown, not refused", facts={"node": node}
+                )
+                misses.append(NodeMiss(node, NoFit((reason,), 0)))
+            elif isinstance(reply.result, Refusal) and is_held(reply.result):
+                placements[node] = Placement(containers=())  # by another replica, a moment ago
+            elif isinstance(reply.result, Refusal):
+                misses.append(refusal_of(node, reply.result))
+            else:
+                placements[node] = reply.result
+        return placements, is_due
+
+    def members(self, plan: PodPlan) -> list[Member]:
+        """List the pod's claims that are to be allocated, as the search wants them."""
+        keys = [ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name) for pod_claim in plan.pending]
+        return [member(key, self._state.objects[key], self._state.classes) for key in keys]
+
+    def _candidates(self, pod: Pod, misses: list[NodeMiss]) -> list[str]:
+        """List the nodes that the pod may go to by its own word; the others become misses."""
+        selector = node_selector(pod)
+        candidates: list[str] = []
+        for name in self._state.nodes():
+            reason = selector_objection(selector, self._state.describe(name))
+            if reason is None:
+                candidates.append(name)
+            else:
+                misses.append(NodeMiss(name, NoFit((reason,), 0)))
+        return candidates
+
+    def node_of(self, owner: Owner) -> str | None:
+        """Name the node in whose ledger the pod stands already: a crash came before its binding."""
+        return next((node for node, ledger in sorted(self._state.ledgers.items()) if owner.key in ledger.allocations), None)
+
+
+def is_held(refusal: Refusal) -> bool:
+    """Say whether a node refuses a pod because it holds it already."""
+    return any(reason.code == _HELD for reason in refusal.reasons)

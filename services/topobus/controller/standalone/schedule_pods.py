@@ -1,0 +1,389 @@
+"""Schedules stored pods: chooses a node for each, allocates and reserves its claims, and reserves its own devices and CPUs there.
+
+Flows in: the controller's state, and the nodes' answers. Flows out: attempts and reservations in claims, PLACE and RELEASE requests, the pod's node
+and condition. The decisions are in `scheduling.decisions`. Order of writes: the pod's finalizer; an attempt in each pending claim, which
+`ClaimReconciler` commits; the reservation in each claim; the node's ledger for what the pod itself asks; the pod's node. The objects show which of
+these were done, so any replica continues with the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+
+from topobus.controller.classic.scheduler import ClassicScheduler
+from topobus.controller.commit.allocator import Allocator
+from topobus.controller.commit.claim_users import ClaimUsers, is_stored
+from topobus.controller.commit.deallocate_claims import ClaimDeallocation
+from topobus.controller.commit.decision_publisher import DecisionPublisher
+from topobus.controller.commit.node_ledgers import NodeLedgers
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.planner import Planner
+from topobus.controller.standalone.allocate_claims import ClaimReconciler
+from topobus.controller.standalone.binding_conditions import BindingConditions
+from topobus.controller.standalone.clean_up_pods import PodCleanup, own_request
+from topobus.controller.standalone.node_filter import NodeFilter, is_held
+from topobus.controller.state.costly_work import CostlyWork
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.claims.lifecycle import with_finalizer
+from topobus.engine.claims.reservations import PodRef, with_node, with_pod_condition, with_retreat
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.scheduling.decisions import (
+    Blocked,
+    NodeFit,
+    NodeMiss,
+    PodPlan,
+    TakeBack,
+    explain_misses,
+    post_filter,
+    pre_filter,
+)
+from topobus.engine.scheduling.node_trials import refusal_of
+from topobus.engine.scheduling.pod_alignment import with_claims
+from topobus.formats.kubernetes.classic.classic import is_classic
+from topobus.formats.kubernetes.objects import PLACEMENT_PROTECTION
+from topobus.formats.messages import catalogue
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.process.work_queue import Again, Result, WorkQueue
+from topobus.values.errors import ContractError
+from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.request import Owner, OwnerKind, PodRequest
+from topobus.values.timestamps import rfc3339
+
+__all__ = ["PodScheduler"]
+
+# Steps of costly searches in one round, as for claims.
+_ROUND_STEPS = 20_000
+
+
+class PodScheduler:
+    """Schedules pods, one at a time, oldest first."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        state: StandaloneState,
+        finder: Allocator,
+        consumers: ClaimUsers,
+        claims: ClaimReconciler,
+        deallocation: ClaimDeallocation,
+        planner: Planner,
+        nodes: NodeFilter,
+        classic: ClassicScheduler,
+        metrics: ControllerMetrics,
+        binder: BindingConditions,
+        ledgers: NodeLedgers,
+        queue: WorkQueue,
+    ) -> None:
+        self._queue = queue
+        self._settings = settings
+        self._binding = binder
+        self._classic = classic
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._state = state
+        self._finder = finder
+        self._consumers = consumers
+        self._claims = claims
+        self._deallocation = deallocation
+        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
+        self._cleanup = PodCleanup(state, self._writer, ledgers)
+        self._planner = planner
+        self._metrics = metrics
+        self._settled: dict[ObjectKey, Hashable] = {}
+        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
+        self._passing: dict[ObjectKey, tuple[Hashable, float]] = {}
+        self._nodes = nodes
+        self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> None:
+        """Advance every pod as far as it goes now."""
+        for key in self._nodes.refused.expire(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
+            self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
+            if isinstance(key, ObjectKey):
+                self._costly.drop(key)
+        for key, stored in self._state.claims_with_gone_users():
+            drop = partial(self._cleanup.drop_gone_users, key, stored)
+            await self._queue.run(("users", key), stored.revision, drop, name=stored.shown)
+        for key, _ in self._consumers.pods:
+            pod = self._state.objects.get(key)
+            if pod is not None:
+                work = partial(self._reconcile, key, pod)
+                report = partial(self._report, key, pod)
+                await self._queue.run(key, self._version(key, pod), work, name=pod.shown, report=report)
+        self._queue.keep_where(partial(is_stored, self._state.objects))
+        self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
+        self._passing = {key: since for key, since in self._passing.items() if key in self._state.objects}
+
+    async def reconcile_costly(self) -> bool:
+        """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
+        spent = self._finder.spent
+        self._costly.keep(lambda key: key in self._state.objects)
+        for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+            if self._finder.spent - spent > _ROUND_STEPS:
+                return True
+            stored, turn = self._state.objects[key], self._costly.turn_of(key)
+            work = partial(self._reconcile, key, stored, is_cheap=False)
+            await self._queue.run(key, self._version(key, stored), work, name=stored.shown, report=partial(self._report, key, stored))
+            if self._costly.turn_of(key) == turn:
+                self._costly.drop(key)  # it has its node, or waits for something else
+        return False
+
+    @property
+    def is_pausing(self) -> bool:
+        """Say whether a pod with costly claims, or one that a node refused, is due again by time alone."""
+        return self._nodes.refused.is_waiting or self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+
+    def _read(self, key: ObjectKey) -> Hashable:
+        """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
+        return self._claim_revisions(key), self._freedoms()
+
+    def _freedoms(self) -> Hashable:
+        """Name what may be freed, and what all claims refer to."""
+        state = self._state
+        return state.shared_epoch, state.class_epoch, tuple(state.freedom_of(node) for node in state.nodes())
+
+    def _version(self, key: ObjectKey, stored: Stored) -> Hashable:
+        """Name what a pod's next step depends on: itself, its claims, what they refer to, and what is free."""
+        return stored.revision, self._claim_revisions(key), self._state.shared_epoch, self._state.supply
+
+    async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
+        """Say in a pod's condition that it is set aside."""
+        await self._report_waiting(key, stored, "Malformed", (reason,))
+
+    def _is_done(self, key: Hashable) -> bool:
+        stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
+        return stored is None or stored.pod.is_bound
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
+        if not stored.uid:
+            return None
+        if stored.metadata.deletion_timestamp:
+            await self._cleanup.finish(key, stored)
+            return None
+        if stored.pod.is_bound:
+            await self._cleanup.leave_other_nodes(key, stored)
+            return None
+        try:
+            return await self._schedule(key, stored, is_cheap=is_cheap)
+        except ContractError as err:
+            await self._report_waiting(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
+            return None
+
+    async def _schedule(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
+        pod = stored.value
+        gates = pod.spec.get("schedulingGates")
+        if isinstance(gates, list) and gates:
+            names = ", ".join(str(gate.get("name")) if isinstance(gate, dict) else str(gate) for gate in gates)
+            await self._report_waiting(
+                key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),)
+            )
+            return None
+        waiting = self._classic.waits(key)
+        if waiting:
+            await self._report_waiting(key, stored, "Unschedulable", waiting)
+            return None
+        claims = self._claims_of(key)
+        seen = (stored.revision, self._state.supply, tuple(sorted((name, claim.revision) for name, claim in claims.items())))
+        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
+            return None
+        # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
+        plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked) and self._is_passing(key, plan, seen):
+            return Again()
+        if isinstance(plan, Blocked):
+            self._settled[key] = seen
+            await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
+            return None
+        wanted = with_claims(
+            own_request(stored.pod), stored.pod, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated}
+        )
+        placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
+        if placed is not None and plan.is_reserved:
+            return await self._bind(key, stored, placed)
+        freedoms = self._freedoms()
+        looked = await self._nodes.filter_nodes(key, plan, stored.pod, wanted, placed, is_cheap=is_cheap)
+        if looked is None:
+            self._costly.put(key, stored.revision)
+            return None
+        fits, misses, is_silent = looked
+        if not fits:
+            self._settled[key] = seen
+            await self._no_fit(key, stored, plan, misses)
+            if not is_cheap:
+                # Pod and claims as they are now that they have been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
+                newest = self._state.objects.get(key, stored)
+                self._costly.tried(key, newest.revision, (self._claim_revisions(key), freedoms), now_s=self._runtime.clock.monotonic())
+            return Again() if is_silent else None
+        return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
+
+    def _is_passing(self, key: ObjectKey, blocked: Blocked, seen: Hashable) -> bool:
+        """Say whether a pod only waits for a node to let go of its claim, and has not waited long: people are not told of what is over in a moment."""
+        if any(reason.code != "claim-taken-back" for reason in blocked.reasons):
+            return False
+        now_s = self._runtime.clock.monotonic()
+        passing = self._passing.get(key)
+        if passing is None or passing[0] != seen:
+            self._passing[key] = passing = (seen, now_s)
+        return now_s - passing[1] < self._settings.retry_s
+
+    async def _take(
+        self,
+        key: ObjectKey,
+        stored: Stored,
+        plan: PodPlan,
+        fits: Mapping[str, tuple[NodeFit, Placement | None]],
+        misses: list[NodeMiss],
+        wanted: PodRequest | None,
+    ) -> Result:
+        """Go through with the best node: allocate, or, when all claims are allocated, reserve, place and bind."""
+        if plan.claims or wanted is not None:
+            protected = await self._protect(key, stored)
+            if protected is None:
+                return None
+            stored = protected
+        if plan.pending:
+            fit, _ = next(iter(fits.values()))
+            await self._claims.committer.attempt(fit.node, self._nodes.members(plan), fit.results)
+            return None
+        if not await self._reserve(key, stored, plan):
+            return None
+        for node in fits:
+            if wanted is None:
+                return await self._bind(key, stored, node)
+            answer = await self._place(stored, node, wanted)
+            if answer is None:
+                return Again()  # neither done nor undone: only that node can tell
+            if not isinstance(answer, Refusal):
+                return await self._bind(key, stored, node)
+            why = summarize(answer.reasons)
+            self._log.info("pod.refused", pod=stored.shown, node=node, why=why)
+            self._nodes.refused.add(key, [node], why, now_s=self._runtime.clock.monotonic())
+            misses.append(refusal_of(node, answer))
+        retreated = await self._retreat(key, stored)
+        if retreated is None:
+            return None
+        await self._unreserve(plan.pod, key)
+        await self._no_fit(key, retreated, plan, misses)
+        return None
+
+    async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
+        """Write the pod into each claim's reservedFor; False when one is full or somebody else wrote first."""
+        planned: list[tuple[ObjectKey, Stored]] = []
+        for pod_claim in plan.claims:
+            claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
+            claim = self._state.objects.get(claim_key)
+            if claim is not None and is_classic(claim.value):
+                continue  # reserved already: the pod would wait for it otherwise
+            if claim is None or claim.value is not pod_claim.claim.object:
+                return False
+            planned.append((claim_key, claim))
+        reserved = await self._claims.committer.reserve(plan.pod, planned)
+        if isinstance(reserved, Reason):
+            await self._unreserve(plan.pod, key)
+            await self._report_waiting(key, stored, "Unschedulable", (reserved,))
+            return False
+        return reserved
+
+    async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
+        claims = [(ObjectKey("resourceclaim", key.namespace, name), claim) for name, claim in self._claims_of(key).items()]
+        await self._claims.committer.unreserve((pod.uid,), [(at, claim) for at, claim in claims if not is_classic(claim.value)])
+
+    async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
+        """Have the node's ledger take what the pod itself asks; None when the node does not answer."""
+        ledger = self._state.ledgers.get(node)
+        # A refusal grows the ledger's sequence, so a later try is another operation; after a crash the same one is repeated, or the ledger shows the pod.
+        op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
+        reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
+        if reply is None:
+            return None
+        if isinstance(reply.result, Refusal) and is_held(reply.result):
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            if entry is not None and wanted.owner.key in entry.value.allocations:
+                return Placement(containers=())
+        return reply.result
+
+    async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> None:
+        """Take one allocation back where that may help; else say why the pod waits, to it and to its claims."""
+        answer = post_filter(plan, misses)
+        if isinstance(answer, TakeBack):
+            claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
+            claim = self._state.objects.get(claim_key)
+            if claim is not None and is_classic(claim.value):
+                if await self._retreat(key, stored) is not None:
+                    await self._classic.take_back(claim_key)
+            elif claim is not None:
+                # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The reconciler of claims keeps others from binding it.
+                await self._deallocation.begin(claim_key, claim, answer.why)
+            return
+        condition, reasons = explain_misses(misses)
+        await self._report_waiting(key, stored, "Unschedulable", reasons)
+        members = self._nodes.members(plan)
+        nodes, outcomes = [miss.node for miss in misses], [miss.outcome for miss in misses]
+        for pod_claim in plan.pending:
+            claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
+            claim = self._state.objects.get(claim_key)
+            if claim is not None:
+                await self._claims.set_condition(
+                    claim_key, claim, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members)
+                )
+
+    async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
+        """Make sure that nobody else binds the pod to what is about to be taken from it; None when somebody has, or changed it otherwise."""
+        return await self._writer.write(key, stored.revision, with_retreat(stored.value))
+
+    async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> Result:
+        unready = self._binding.wait_for(tuple(self._claim_keys(key).values()))
+        if unready is not None:
+            await self._report_waiting(key, stored, "WaitsForBinding", (unready,))
+            return Again()
+        if await self._writer.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
+            self._metrics.pods.labels("scheduled").inc()
+            self._log.info("pod.scheduled", pod=stored.shown, node=node)
+        return None
+
+    async def _protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
+        protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
+        return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
+
+    async def _report_waiting(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
+        """Put the reasons into the pod's condition and into an event, once."""
+        message = "; ".join(each_reason.message for each_reason in reasons)
+        api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
+        if api_object.status == stored.value.status:
+            return
+        written = await self._writer.write(key, stored.revision, api_object)
+        if written is None:
+            return
+        seen = self._settled.get(key)
+        if isinstance(seen, tuple):
+            self._settled[key] = (written.revision, *seen[1:])
+        self._metrics.pods.labels("waiting").inc()
+        self._log.info("pod.waiting", pod=stored.shown, reason=reason, why=message)
+        metadata = stored.metadata
+        op_id = f"schedule-{metadata.uid}-{written.revision}"
+        owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid)
+        await self._decisions.publish("schedule", owner, Refusal(reasons=tuple(reasons)), op_id=op_id)
+
+    def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
+        return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
+
+    def _claims_of(self, key: ObjectKey) -> dict[str, Stored]:
+        """Give the claims of a pod that are stored, by name."""
+        objects = self._state.objects
+        return {name: objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in objects}
+
+    def _claim_revisions(self, key: ObjectKey) -> tuple[int, ...]:
+        """Tell states of a pod's claims apart."""
+        objects = self._state.objects
+        return tuple(objects[claim_key].revision if claim_key in objects else 0 for claim_key in self._claim_keys(key).values())
+
+    def _now(self) -> str:
+        return rfc3339(self._runtime.clock.now())

@@ -1,0 +1,203 @@
+"""The stand-alone controller: keeps a copy of the stored objects, allocates claims and plans pods.
+
+Any number of replicas may run: plans go to one of them (queue group); claims are guarded by compare-and-set and by operation ids at the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+
+from topobus.controller.bus_copies import BusCopies
+from topobus.controller.classic.drivers import ClassicDriverRunner
+from topobus.controller.classic.scheduler import ClassicScheduler
+from topobus.controller.commit.allocator import Allocator
+from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.commit.deallocate_claims import ClaimDeallocation
+from topobus.controller.commit.ledger_releases import LedgerReleases
+from topobus.controller.commit.make_claims import ClaimTemplateReconciler
+from topobus.controller.commit.node_ledgers import NodeLedgers
+from topobus.controller.commit.replica_turns import ReplicaTurns
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.node_removal import NodeRemoval
+from topobus.controller.planner import Planner
+from topobus.controller.standalone.allocate_claims import ClaimReconciler
+from topobus.controller.standalone.binding_conditions import BindingConditions
+from topobus.controller.standalone.evict_tainted import Evictor
+from topobus.controller.standalone.node_filter import NodeFilter
+from topobus.controller.standalone.release_orphans import OrphanedAllocations
+from topobus.controller.standalone.schedule_pods import PodScheduler
+from topobus.controller.standalone.silent_services import SilentServices
+from topobus.controller.standalone.validate_classes import ClassReconciler
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.nats_store import NatsStore, NatsWatch
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.messages import catalogue
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.process.work_queue import WorkQueue
+from topobus.values.errors import PeerUnavailable
+
+__all__ = ["serve"]
+
+
+async def serve(settings: ControllerSettings, runtime: Runtime) -> None:
+    """Serve until cancelled."""
+    controller = _Controller(settings, runtime)
+    await controller.run()
+
+
+class _Controller:
+    def __init__(self, settings: ControllerSettings, runtime: Runtime) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._state = StandaloneState()
+        self._changed = asyncio.Event()
+        self._beat = runtime.beats.loop("reconcile")
+        self._queues: list[WorkQueue] = []
+        metrics = ControllerMetrics(runtime.registry)
+        self._metrics = metrics
+        compiler = CelCompiler()
+        self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._wake)
+        self._copies = BusCopies(runtime, self._state, self._queue("intake"), self._wake, metrics.remarked)
+        self._classes = ClassReconciler(runtime, self._state, compiler, self._queue("classes"))
+        finder = Allocator(settings, runtime, self._state, compiler, metrics)
+        self._consumers = ClaimUsers(self._state, self._queue("consumers"))
+        ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
+        writer = ObjectWriter(NatsStore(runtime.bus, self._state))
+        deallocation = ClaimDeallocation(runtime.clock, self._state, writer, ledgers, metrics)
+        self._claims = ClaimReconciler(
+            settings,
+            runtime,
+            self._state,
+            finder,
+            self._consumers,
+            metrics,
+            ledgers,
+            deallocation,
+            self._queue("claims"),
+            self._changed.set,
+            ReplicaTurns(runtime.clock, f"{runtime.node}/{secrets.token_hex(8)}", settings.retry_s),
+        )
+        self._evictor = Evictor(runtime, self._state, deallocation, self._queue("evictions"))
+        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._queue("binding"))
+        self._pods = ClaimTemplateReconciler(runtime, self._state, self._queue("templates"))
+        self._planner = Planner(settings, runtime, self._state, metrics)
+        self._removal = NodeRemoval(runtime.bus, runtime.clock)
+        nodes = NodeFilter(settings, runtime, self._state, finder, self._planner, self._consumers)
+        self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
+        self._scheduler = PodScheduler(
+            settings,
+            runtime,
+            self._state,
+            finder,
+            self._consumers,
+            self._claims,
+            deallocation,
+            self._planner,
+            nodes,
+            self._classic,
+            metrics,
+            self._binding,
+            ledgers,
+            self._queue("pods"),
+        )
+        self._presence = SilentServices(
+            settings.silence, settings.parallel_asks, runtime, self._state, self._wake, is_needed=self._state.has_waiting
+        )
+        self._orphans = OrphanedAllocations(settings, runtime, self._state, finder, metrics, ledgers, self._queue("orphans"))
+        self._objects = NatsWatch(
+            runtime.bus,
+            self._state,
+            runtime.clock,
+            changed=self._on_objects,
+            refused=metrics.count_refused,
+            dropped=self._orphans.note,
+            forgotten=self._orphans.clear_conclusions,
+        )
+        runtime.readiness.set("objects", is_ready=False, why=self._objects.trouble)
+        self._drivers = ClassicDriverRunner(settings, runtime, self._state, metrics, lambda: self._is_whole)
+
+    def _queue(self, loop: str) -> WorkQueue:
+        """Make the queue of one loop; each object that it comes to is a step of the pass."""
+        queue = WorkQueue(loop, self._runtime.clock, self._settings.retry_s, failures=self._metrics.set_aside, progress=self._beat.turn)
+        self._queues.append(queue)
+        return queue
+
+    async def run(self) -> None:
+        """Follow all copies and work on what they bring."""
+        async with asyncio.TaskGroup() as group:
+            self._copies.start(group)
+            group.create_task(self._objects.run())
+            group.create_task(self._releases.run())
+            group.create_task(self._claims.commits.run())
+            group.create_task(self._reconcile())
+            group.create_task(self._drivers.run())
+            group.create_task(self._presence.run())
+
+    def _wake(self) -> None:
+        """Have everybody look at the world again."""
+        self._changed.set()
+        self._drivers.wake()
+
+    def _on_objects(self) -> None:
+        """Have everybody look at objects that changed, unless the copy is not whole yet."""
+        self._runtime.readiness.set("objects", is_ready=self._objects.is_whole, why=self._objects.trouble)
+        self._wake()
+
+    @property
+    def _is_whole(self) -> bool:
+        """Say whether every copy is whole: before that no claim is decided on, and no pod planned."""
+        return self._copies.is_whole and self._objects.is_whole
+
+    async def _reconcile(self) -> None:
+        """Work whenever something changed, and when an object is due."""
+        wait_s: float | None = None
+        is_planning = False
+        while True:
+            self._beat.rest()
+            try:
+                async with self._runtime.clock.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._beat.turn()
+            self._changed.clear()
+            if not self._is_whole:
+                continue
+            if not is_planning:
+                # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
+                await self._runtime.bus.answer(catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER)
+                await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
+                is_planning = True
+                # The copies of a fleet live as long as the process: the garbage collector would walk over all of them at each full round, a second with 1,000 DGX.
+                gc.freeze()
+                get_logger().info("controller.ready", nodes=len(self._state.nodes()), objects=len(self._state.objects))
+            await self._orphans.reconcile_all()
+            await self._classes.reconcile_all()
+            await self._evictor.reconcile_all()
+            await self._binding.reconcile_all()
+            await self._pods.reconcile_all()
+            self._consumers.update()
+            await self._classic.reconcile_all()
+            await self._scheduler.reconcile_all()
+            await self._claims.reconcile_all()
+            # Behind all that is cheap, and a part of it a round: what is new meanwhile goes first.
+            has_more = await self._scheduler.reconcile_costly()
+            has_more = await self._claims.reconcile_costly() or has_more
+            if has_more:
+                self._changed.set()
+            waits = [queue.wait_s() for queue in self._queues]
+            if self._scheduler.is_pausing or self._claims.is_pausing or self._claims.commits.is_resting:
+                waits.append(self._settings.retry_s)
+            wait_s = min((due_s for due_s in waits if due_s is not None), default=None)
+
+    async def _plan(self, request: PlanRequest) -> PlanReply:
+        if not self._is_whole:
+            raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
+        return await self._planner.plan(request)

@@ -1,0 +1,1 @@
+"""The part of the state that only a cluster has."""

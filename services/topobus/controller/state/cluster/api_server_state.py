@@ -1,0 +1,386 @@
+"""The cluster home's part of the state: nodes, pods, claims and templates of the API server, slices, and claims that lost their allocation.
+
+Flows in: plain objects from informers. Devices are those of ResourceSlices of any driver. Their holders are taken from claims and, where a node has a
+ledger, from the ledger as well. No I/O; the copy is the only mutable thing and belongs to the event loop that runs the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from topobus.controller.state.cluster.changed_pods import ChangedPods
+from topobus.controller.state.cluster.gated_pods_index import GatedPodsIndex
+from topobus.controller.state.cluster.intents_under_way import IntentsUnderWay
+from topobus.controller.state.cluster.placed_pods import PlacedPods
+from topobus.controller.state.cluster.slice_origin import only_known_devices, why_foreign
+from topobus.controller.state.cluster.volume_index import VOLUME_KINDS, VolumeIndex
+from topobus.controller.state.cluster_objects import read_object, salvaged_claim
+from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
+from topobus.controller.state.taint_index import read_rule
+from topobus.engine.allocation.values import (
+    DeviceId,
+    Node,
+    Slice,
+)
+from topobus.engine.claims.gate import version_number, version_of
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.scheduling.node_fit import NodeFacts, node_facts
+from topobus.engine.scheduling.node_resources import NodeResources
+from topobus.values.device import Inventory, class_of_driver
+from topobus.values.errors import ContractError
+
+__all__ = ["ApiServerState", "Key"]
+
+Key = tuple[str, str]
+"""Namespace (empty for a kind of the whole cluster) and name."""
+
+
+class ApiServerState(ClusterState):
+    """All copies of the cluster home."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node_facts: dict[str, NodeFacts] = {}
+        self.node_names: tuple[str, ...] = ()
+        """All nodes, by name; the same tuple as long as they are the same."""
+        self.objects: dict[ObjectKey, Stored] = {}
+        """Pods and claims by kind; `pods` and `claims` have the same ones."""
+        self.pods: dict[Key, Stored] = {}
+        self.claims: dict[Key, Stored] = {}
+        self.templates: dict[Key, Stored] = {}
+        self.room = NodeResources()
+        self.placed = PlacedPods()
+        self.volumes = VolumeIndex()
+        self.let_go: dict[Key, Stored] = {}
+        """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
+        self.foreign: dict[str, str] = {}
+        """Slices that name a driver of ours and are not of its node, with the reason: they do not count."""
+        self.node_objects: dict[str, Stored] = {}
+        """Nodes as stored: whose slices are whose, and whom to tell."""
+        self._slices: dict[str, Slice] = {}
+        self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
+        self._of_node: dict[str, set[str]] = {}
+        """Node to the slices of our drivers that are of a pool of its name."""
+        self._devices: dict[Key, frozenset[DeviceId]] = {}
+        self._holders: dict[DeviceId, set[Key]] = {}
+        self.gated_pods = GatedPodsIndex()
+        self._doubles: set[DeviceId] = set()
+        self._taken: dict[str, int] = {}
+        self.changed_pods = ChangedPods()
+        self.under_way = IntentsUnderWay(self.stock)
+        self._unreadable: dict[Key, Stored] = {}
+        """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
+
+    def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
+        """Store an object of the API server; an older version than the stored one is ignored.
+
+        Errors: raises ContractError for one that nobody can read; it counts as absent then, but what a claim holds stays held.
+        """
+        key = _key_of(plain)
+        if self._is_kept(kind, key, plain):
+            return
+        try:
+            if kind in VOLUME_KINDS:
+                self.volumes.put(kind, key, plain)
+                return
+            api_object = read_object(kind, version, plain)
+            if kind == "Pod":
+                self.room.put_pod(key, plain, is_ours=api_object is not None)
+                self.placed.put_pod(key, plain, is_ours=api_object is not None)
+                self.volumes.put_pod(key, plain, is_ours=api_object is not None)
+            elif kind == "Node":
+                self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
+            if api_object is None:
+                self._drop_pod(key)
+                return
+            stored = Stored(version_of(api_object), api_object)
+            match kind:
+                case "Node":
+                    self._put_node(stored)
+                case "Pod":
+                    self.put_pod(key, stored)
+                case "ResourceClaim":
+                    self.put_claim(key, stored)
+                case "ResourceClaimTemplate":
+                    self.templates[key] = stored
+                case "DeviceClass":
+                    self._put_class(key[1], read_class(api_object))
+                case "ResourceSlice":
+                    self._file_slice(key[1], Slice(key[1], read_slice(api_object)), stored.metadata.owner_references)
+                    self._show(key[1])
+                case "DeviceTaintRule":
+                    self._put_rule(key[1], read_rule(api_object))
+        except Exception:
+            # Whatever it is, it is raised again: the boundary of the informer tells of it. Only what stands here has to be taken back.
+            if kind == "ResourceClaim":
+                self._put_unreadable_claim(key, plain)
+            else:
+                self.drop(kind, key)
+            raise
+
+    def _is_kept(self, kind: str, key: Key, plain: Mapping[str, Any]) -> bool:
+        """Say whether this version of a pod or claim is kept, or a later one: our own write comes by the watch, too, and a list tells all again."""
+        kept, metadata = self.objects.get(ObjectKey(kind.lower(), *key)), plain.get("metadata")
+        return (
+            kept is not None
+            and isinstance(metadata, Mapping)
+            and metadata.get("uid") == kept.uid
+            and 0 < version_number(metadata) <= kept.revision
+        )
+
+    def drop(self, kind: str, key: Key) -> None:
+        """Remove an object, if it is stored."""
+        match kind:
+            case "Node":
+                self.room.drop_node(key[1])
+                self.node_objects.pop(key[1], None)
+                if self.node_facts.pop(key[1], None) is not None:
+                    self.node_names = tuple(sorted(self.node_facts))
+                    self.stock.outdate(key[1])
+            case "Pod":
+                self.room.put_pod(key, None)
+                self.placed.put_pod(key, None)
+                self.volumes.put_pod(key, None)
+                self._drop_pod(key)
+            case "ResourceClaim":
+                gone = self._pop_claim(key) or self._unreadable.pop(key, None)
+                if gone is not None:
+                    self._note_loss(key, gone, None)
+                    self._taken.pop(gone.uid, None)
+                    self._hold(key, None)
+            case "ResourceClaimTemplate":
+                self.templates.pop(key, None)
+            case "DeviceClass":
+                if key[1] in self.classes:
+                    self._put_class(key[1], None)
+            case "ResourceSlice":
+                if key[1] in self._slices:
+                    self._file_slice(key[1], None, ())
+                    self._put_slices((1, key[1]), ())
+            case "DeviceTaintRule":
+                self._put_rule(key[1], None)
+            case _:
+                self.volumes.drop(kind, key)
+
+    def _drop_pod(self, key: Key) -> None:
+        self.pods.pop(key, None)
+        self.objects.pop(ObjectKey("pod", *key), None)
+        self.changed_pods.put_pod(key, None)
+        self.gated_pods.put_pod(key, None)
+
+    def put_pod(self, key: Key, pod: Stored) -> None:
+        """Take in a pod."""
+        before = self.pods.get(key)
+        if before is not None and _is_older(pod, before):
+            return
+        uses = tuple((key[0], claim_use.claim) for claim_use in pod.pod.uses if claim_use.claim)
+        self.pods[key] = self.objects[ObjectKey("pod", *key)] = pod
+        self.changed_pods.put_pod(key, uses)
+        self.gated_pods.put_pod(key, pod)
+
+    def put_claim(self, key: Key, claim: Stored) -> None:
+        """Take in a claim."""
+        claim.claim.check_status()
+        before = self.claims.get(key) or self._unreadable.get(key)
+        if before is not None:
+            if _is_older(claim, before):
+                return
+            self._note_loss(key, before, claim)
+        self._unreadable.pop(key, None)
+        self.claims[key] = self.objects[ObjectKey("resourceclaim", *key)] = claim.unread()
+        self._hold(key, claim)
+
+    def _pop_claim(self, key: Key) -> Stored | None:
+        self.objects.pop(ObjectKey("resourceclaim", *key), None)
+        return self.claims.pop(key, None)
+
+    def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
+        """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
+        before = self._pop_claim(key) or self._unreadable.get(key)
+        self.changed_pods.put_claim(key)
+        if before is None:
+            before = Stored(0, salvaged_claim(key, plain))
+            self._hold(key, before)
+        self._unreadable[key] = before
+
+    def count(self, kind: str) -> int:
+        """Count the stored objects of a kind."""
+        kept: dict[str, Mapping[Any, object]] = {
+            "Node": self.node_facts,
+            "Pod": self.pods,
+            "ResourceClaim": self.claims,
+            "ResourceClaimTemplate": self.templates,
+            "DeviceClass": self.classes,
+            "ResourceSlice": self._slices,
+            "DeviceTaintRule": {str(key): rule for key, rule in self.taints.rules.items()},
+        }
+        return self.volumes.count(kind) if kind in VOLUME_KINDS else len(kept.get(kind, {}))
+
+    def pool_of(self, name: str) -> str:
+        """Name the pool of a slice; empty when the slice is unknown."""
+        published = self._slices.get(name)
+        return published.spec.pool.name if published is not None else ""
+
+    def claims_of(self, pod: Key) -> tuple[Key, ...]:
+        """List the claims that a pod names, or that were made for it."""
+        return self.changed_pods.claims_of(pod)
+
+    def is_taken_back(self, key: Key) -> bool:
+        """Say whether the allocation that a claim's note records was deallocated; the note is then no intent any more."""
+        claim, note = self.claims.get(key), self.gated_pods.note(key)
+        return claim is not None and note is not None and self._taken.get(claim.uid) == note.number
+
+    def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
+        """List devices that two claims or more have been given whole: two writers allocated at one moment."""
+        return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
+
+    def intended_nodes(self, *, without: str, ignoring: Collection[str] = ()) -> dict[Key, str]:
+        """Say which pods that have no node yet are to go where, by the intents and allocations noted in their claims.
+
+        Shapes: without — uid of a pod that is left out; ignoring — uids of claims whose notes count for nothing.
+        """
+        noted = self.gated_pods.intended(lambda key: self._is_note_live(key, ignoring), without=without)
+        return noted | self.under_way.nodes(without=without, ignoring=ignoring)
+
+    def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
+        """Say which pods that have no node yet are to go to this one, as `intended_nodes` does for all."""
+        noted = self.gated_pods.intended_on(node, lambda key: self._is_note_live(key, ignoring), without=without)
+        under_way = self.under_way.nodes(without=without, ignoring=ignoring)
+        return noted | frozenset(pod for pod, other_node in under_way.items() if other_node == node)
+
+    def _is_note_live(self, key: Key, ignoring: Collection[str]) -> bool:
+        claim = self.claims.get(key)
+        return claim is not None and claim.uid not in ignoring and not self.is_taken_back(key)
+
+    def settle(self, key: Key) -> None:
+        """Count for a claim what it says: its intent was written and is in the copy, or was not written."""
+        if self.under_way.drop(key):
+            self.stock.put_claim(ObjectKey("resourceclaim", *key), self.claims.get(key) or self._unreadable.get(key))
+
+    def put_inventory(self, inventory: Inventory) -> None:
+        """Store a node's inventory; devices for allocation come from its ResourceSlices, not from here."""
+        before = self._device_names(inventory.node, inventory.device_class)
+        super().put_inventory(inventory)
+        if self._device_names(inventory.node, inventory.device_class) != before:
+            self._show_of_node(inventory.node)
+
+    def drop_inventory(self, node: str, device_class: str) -> None:
+        """Remove an inventory."""
+        was_known = (node, device_class) in self.inventories
+        super().drop_inventory(node, device_class)
+        if was_known:
+            self._show_of_node(node)
+
+    def describe(self, node: str) -> Node:
+        """Describe a node for node selectors; a node that the API server has not listed has no labels."""
+        facts = self.node_facts.get(node)
+        return facts.node if facts is not None else Node(node)
+
+    def _put_node(self, node: Stored) -> None:
+        facts = node_facts(node.value)
+        known_node = self.node_facts.get(facts.node.name)
+        if known_node != facts:
+            self.node_facts[facts.node.name] = facts
+            if known_node is None:
+                self.node_names = tuple(sorted(self.node_facts))
+            self.stock.outdate(facts.node.name)
+        before = self.node_objects.get(facts.node.name)
+        self.node_objects[facts.node.name] = node
+        if before is None or before.uid != node.uid:
+            self._show_of_node(facts.node.name)
+
+    def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
+        """Remember a slice, or (None) forget it."""
+        before = self._slices.pop(name, None)
+        self._owners.pop(name, None)
+        self.foreign.pop(name, None)
+        if before is not None:
+            self._of_node.get(before.spec.pool.name, set()).discard(name)
+        if published is None:
+            return
+        self._slices[name], self._owners[name] = published, owners
+        if class_of_driver(published.spec.driver) is not None:
+            self._of_node.setdefault(published.spec.pool.name, set()).add(name)
+
+    def _show_of_node(self, node: str) -> None:
+        """Judge a node's slices of our drivers anew: what the node says of itself is another now."""
+        for name in sorted(self._of_node.get(node, ())):
+            self._show(name)
+
+    def _show(self, name: str) -> None:
+        """Give a slice to the supply as we see it, unless it only claims to be of a driver of ours."""
+        spec = self._slices[name].spec
+        node = self.node_objects.get(spec.pool.name)
+        inventory = self._device_names(spec.pool.name, class_of_driver(spec.driver) or "")
+        uid = node.uid if node is not None else None
+        why = why_foreign(spec, self._owners[name], node_uid=uid, inventory=inventory)
+        if why:
+            self.foreign[name] = why
+            self._put_slices((1, name), ())
+            return
+        self.foreign.pop(name, None)
+        self._put_slices((1, name), (Slice(name, only_known_devices(spec, inventory)),))
+
+    def _device_names(self, node: str, device_class: str) -> frozenset[str] | None:
+        inventory = self.inventories.get((node, device_class))
+        return frozenset([device.name for device in inventory.devices]) if inventory is not None else None
+
+    def _hold(self, key: Key, claim: Stored | None) -> None:
+        """Remember what a claim holds, allocated or about to be.
+
+        A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
+        """
+        self.under_way.drop(key)
+        self.changed_pods.put_claim(key)
+        self.gated_pods.put_claim(key, claim)
+        self.stock.put_claim(ObjectKey("resourceclaim", *key), claim)
+        before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
+        if after:
+            self._devices[key] = after
+        for device in before - after:
+            self._holders[device].discard(key)
+            if not self._holders[device]:
+                del self._holders[device]
+        for device in after:
+            self._holders.setdefault(device, set()).add(key)
+        for device in before ^ after:
+            if len(self._holders.get(device, ())) > 1:
+                self._doubles.add(device)
+            else:
+                self._doubles.discard(device)
+
+    def _note_loss(self, key: Key, before: Stored, after: Stored | None) -> None:
+        """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
+        note, uid = self.gated_pods.note(key), before.uid
+        keeps = after is not None and after.uid == uid and after.claim.is_allocated
+        if note is not None and before.claim.is_allocated and not keeps:
+            self._taken[uid] = note.number
+            self.let_go[key] = before
+
+
+def _key_of(plain: Mapping[str, Any]) -> Key:
+    metadata = plain.get("metadata")
+    fields = metadata if isinstance(metadata, Mapping) else {}
+    return str(fields.get("namespace") or ""), str(fields.get("name") or "")
+
+
+def _is_older(stored: Stored, before: Stored) -> bool:
+    """Say whether this is late news of the same object."""
+    return stored.uid == before.uid and stored.revision < before.revision
+
+
+def _devices_of(claim: Stored | None) -> frozenset[DeviceId]:
+    """List the devices that a claim's status gives it whole."""
+    if claim is None or not claim.claim.is_allocated:
+        return frozenset()
+    try:
+        allocation = claim.claim.allocation
+    except ContractError:
+        return frozenset()
+    results = allocation.devices.results if allocation is not None else ()
+    return frozenset(
+        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+        for granted_device in results
+        if not granted_device.admin_access and granted_device.share_id is None
+    )

@@ -1,0 +1,56 @@
+"""The allocation intents of this replica that are being written: what they give counts as taken from the decision on.
+
+Flows in: claims with an intent that is not stored yet. Flows out: their devices to the count of what is free, and what pods they are for. News of a claim takes the place of what
+was being written into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from topobus.controller.state.free_devices import FreeDevices
+from topobus.engine.claims.attempts import Attempt
+from topobus.engine.claims.stored import ObjectKey, Stored
+
+__all__ = ["IntentsUnderWay"]
+
+Key = tuple[str, str]
+
+
+class _Intended(NamedTuple):
+    """An intent that is being written."""
+
+    claim_uid: str
+    pod_uid: str
+    pod: Key
+    node: str
+
+
+class IntentsUnderWay:
+    """Intents of ours between decision and answer."""
+
+    def __init__(self, stock: FreeDevices) -> None:
+        self._stock = stock
+        self._intents: dict[Key, _Intended] = {}
+
+    def put(self, claim: Key, intended: Stored, pod: Key, note: Attempt) -> None:
+        """Take in an intent.
+
+        Shapes: intended — the claim as it is to be, with the intent; pod — the intent's.
+        """
+        self._intents[claim] = _Intended(intended.uid, note.pod, pod, note.node)
+        self._stock.put_claim(ObjectKey("resourceclaim", *claim), intended)
+
+    def drop(self, claim: Key) -> bool:
+        """Forget an intent; False when there is none."""
+        return self._intents.pop(claim, None) is not None
+
+    def claims(self) -> frozenset[str]:
+        """Name the claims, by uid: their intents come after all that are written."""
+        return frozenset(intent.claim_uid for intent in self._intents.values())
+
+    def nodes(self, *, without: str, ignoring: Collection[str]) -> dict[Key, str]:
+        """Say which pods are to go where, but for one pod (by uid) and some claims (by uid)."""
+        intents = [intent for intent in self._intents.values() if intent.pod_uid != without and intent.claim_uid not in ignoring]
+        return {intent.pod: intent.node for intent in intents}

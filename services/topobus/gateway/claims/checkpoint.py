@@ -1,0 +1,272 @@
+"""The node checkpoint: a file of the claims that this node has prepared or has begun to prepare, written before kubelet gets an answer.
+
+Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced as a whole and synced. A file that cannot be read stops the gateway; to take it for
+empty would forget devices that containers use. Unknown fields stay with their entry while it is the same preparation, so a downgrade and the upgrade after it work.
+Another number in `version` means that keeping unknown fields is not enough; such a file is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.devicekit.containers.cdi_files import remove_leftovers, write
+from topobus.formats.containers.cdi import CdiSpec
+from topobus.formats.messages.codec import decode, encode, to_builtins
+from topobus.gateway.broadcast import Broadcast
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.disk import DiskWork
+from topobus.process.tracing import span
+from topobus.values.errors import ConfigError, ContractError
+from topobus.values.idset import CpuSet
+from topobus.values.names import ClaimUid
+from topobus.values.sandbox import AttachedInterface, Sandbox
+
+__all__ = ["Checkpoint", "ClaimEntry", "SandboxAttachment"]
+
+_VERSION = 1
+
+
+class SandboxAttachment(Struct, frozen=True, kw_only=True):
+    """Where a claim's devices are, or may be."""
+
+    sandbox: Sandbox
+    is_attached: bool = False
+    """False: begun, or half undone. Whoever goes on asks the device service, which knows."""
+    interfaces: dict[str, AttachedInterface] = {}
+    """What the devices became, by device; one that is no interface is absent."""
+
+
+class ClaimEntry(Struct, frozen=True, kw_only=True):
+    """One claim at one driver."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+    device_class: str
+    attempt: str
+    """Part of the operation ids of this preparation: the same on every retry, another one after an unprepare."""
+    devices: tuple[AllocatedDevice, ...] = ()
+    is_prepared: bool = False
+    """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have happened."""
+    is_undoing: bool = False
+    """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as another attempt."""
+    is_left: bool = False
+    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs was away, or a container had its devices. They stay held until it is."""
+    left_for: tuple[str, ...] = ()
+    """Ids of the containers that had its devices then: it is not undone before the container runtime has told that they have ended."""
+    boot_id: str = ""
+    """The boot of the machine in which its devices were made ready; in another one they are no longer, and may have other numbers."""
+    cpus: dict[str, CpuSet] = {}
+    """Which CPUs the ledger chose for it, by the group of CPUs that it has a share of."""
+    to_attach: tuple[str, ...] = ()
+    """Devices that must be in the pod's sandbox before a container of it starts."""
+    to_adjust: tuple[str, ...] = ()
+    """Devices whose service is asked for each container that gets them."""
+    config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Opaque parameters of `to_attach` and `to_adjust`, by device: a sandbox may start while nobody can be asked for the claim."""
+    pods: tuple[str, ...] = ()
+    """Uids of the pods that the claim was reserved for when it was looked at last; others may have come since."""
+    attachment: SandboxAttachment | None = None
+    """None: its devices are in no sandbox."""
+    left_sandbox: str = ""
+    """Id of the sandbox that they were taken out of last: a runtime goes on listing one that it has stopped."""
+    generation: int = 0
+    """The claim's, when it was prepared; 0: not known."""
+    pod_claim_name: str = ""
+    """The name that its pod knows the claim by, where it was made of a template; empty: the claim's own."""
+    has_metadata: bool = False
+    """Its containers get files that describe its devices."""
+    cdi: CdiSpec | None = None
+    """The CDI file's content, to write it again after a reboot; None when nothing is to be edited."""
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether its preparation is complete, with nothing half done; perhaps of the boot before, see `Checkpoint.is_ready`."""
+        return self.is_prepared and not self.is_undoing
+
+    @property
+    def own_cpus(self) -> CpuSet:
+        """List the CPUs that were given to it alone, whether by name or out of groups; none of what it only looks at (admin access)."""
+        if self.cdi is None:
+            return CpuSet()
+        own = {cdi_device_name(self.uid, device.device) for device in self.devices if not device.is_shared}
+        cpusets = [device.edits.cpuset for device in self.cdi.devices if device.name in own]
+        return CpuSet.of(cpu for cpuset in cpusets if cpuset is not None for cpu in cpuset.cpus)
+
+    @property
+    def key(self) -> str:
+        """Where it stands in the file."""
+        return f"{self.uid}/{self.device_class}"
+
+
+class _File(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    version: int
+    entries: tuple[ClaimEntry, ...]
+    undone: tuple[ClaimUid, ...] = ()
+
+
+class _Version(Struct, frozen=True, kw_only=True):
+    version: int
+
+
+class _Unknown:
+    """What a newer gateway wrote and we do not know: of the file, and of each entry with the preparation that it belongs to."""
+
+    def __init__(
+        self, file: dict[str, Any] | None = None, entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] | None = None
+    ) -> None:
+        """Keep it; `entries` have what was written, and what we understood of it."""
+        self._file = file or {}
+        self._entries = entries or {}
+
+    def __bool__(self) -> bool:
+        return bool(self._file or self._entries)
+
+    @classmethod
+    def of(cls, raw: dict[str, Any], file: _File) -> _Unknown:
+        """Find what the structs have no name for, however deep within an entry."""
+        entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        for claim_entry, plain in zip(file.entries, raw["entries"], strict=True):
+            understood = to_builtins(claim_entry)
+            if {**understood, **plain} != understood:
+                entries[claim_entry.key, claim_entry.attempt] = plain, understood
+        return cls({name: value for name, value in raw.items() if name not in _File.__struct_fields__}, entries)
+
+    def joined(self, file: _File) -> dict[str, Any]:
+        """Write it beside what we know; what we have not changed since stays as it was written, with all that is in it."""
+        entries = [self._entry(claim_entry) for claim_entry in file.entries]
+        return {**self._file, **to_builtins(file), "entries": entries}
+
+    def _entry(self, claim_entry: ClaimEntry) -> dict[str, Any]:
+        now = to_builtins(claim_entry)
+        raw, understood = self._entries.get((claim_entry.key, claim_entry.attempt), ({}, {}))
+        return {**raw, **{name: raw[name] if name in raw and value == understood[name] else value for name, value in now.items()}}
+
+
+class Checkpoint:
+    """All entries, in memory and on disk."""
+
+    def __init__(self, path: Path, entries: dict[str, ClaimEntry], unknown: _Unknown | None = None, *, boot_id: str = "") -> None:
+        self.boot_id = boot_id
+        """The machine's present boot."""
+        self.undone: frozenset[ClaimUid] = frozenset()
+        """Claims that were undone here and hold their devices until the cluster has deallocated them."""
+        self.undone_changed = Broadcast()
+        self._path = path
+        self._entries = entries
+        self._unknown = unknown or _Unknown()
+        self._disk = DiskWork()
+
+    @classmethod
+    def load(cls, path: Path, *, boot_id: str = "") -> Checkpoint:
+        """Read the file in a boot of the machine; one that does not exist is a new node.
+
+        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version, or its folder cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A link that leads nowhere is no new node: somebody wanted the file elsewhere, and it is not there.
+            data = path.read_bytes() if path.exists() or path.is_symlink() else None
+        except OSError as err:
+            raise ConfigError(
+                f"gateway: checkpoint_path: cannot use {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
+            ) from err
+        if data is None:
+            return cls(path, {}, boot_id=boot_id)
+        mend = f"restore {path}, or move it away when no container on this node uses a claim's device any more"
+        try:
+            stated = decode(data, _Version, where=str(path)).version
+            if stated > _VERSION:
+                raise ConfigError(
+                    f"gateway: checkpoint_path: {path} has version {stated}, which a newer gateway wrote; wanted {_VERSION}",
+                    next_step=f"start that gateway again, or {mend}",
+                )
+            file = decode(data, _File, where=str(path))
+        except ContractError as err:
+            raise ConfigError(f"gateway: checkpoint_path: {err.message}", next_step=mend) from err
+        if file.version != _VERSION:
+            raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
+        entries = {claim_entry.key: claim_entry for claim_entry in file.entries}
+        checkpoint = cls(path, entries, _Unknown.of(json.loads(data), file), boot_id=boot_id)
+        checkpoint.undone = frozenset(file.undone)
+        return checkpoint
+
+    def sweep(self) -> None:
+        """Remove what a killed gateway had half written; only for the one that holds the lock."""
+        remove_leftovers(self._path.parent, self._path.name)
+
+    def entries(self) -> tuple[ClaimEntry, ...]:
+        """All entries, by claim and class."""
+        return tuple(self._entries[key] for key in sorted(self._entries))
+
+    def get(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
+        """One claim at one driver."""
+        return self._entries.get(f"{uid}/{device_class}")
+
+    def is_ready(self, entry: ClaimEntry) -> bool:
+        """Say whether containers may have an entry's devices: they were made ready completely, and in this boot of the machine."""
+        return entry.is_running and entry.boot_id == self.boot_id
+
+    def ready(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
+        """One claim at one driver whose devices containers may have; None: it is not prepared, or was in the boot before."""
+        entry = self.get(uid, device_class)
+        return entry if entry is not None and self.is_ready(entry) else None
+
+    async def put(self, entry: ClaimEntry) -> None:
+        """Store an entry; it is on disk when this returns.
+
+        Errors: raises OSError when the disk refuses; memory then is as before.
+        """
+        with span("write checkpoint", claim_uid=entry.uid):
+            await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
+
+    async def change(self, key: str, change: Callable[[ClaimEntry], ClaimEntry]) -> ClaimEntry | None:
+        """Change an entry as it is when nothing is being written any more, and store it; None when there is none by then.
+
+        Errors: raises OSError when the disk refuses; memory then is as before.
+        """
+
+        def changed() -> dict[str, ClaimEntry]:
+            entry = self._entries.get(key)
+            return self._entries if entry is None else {**self._entries, key: change(entry)}
+
+        await self._disk.do(lambda: self._save(changed))
+        return self._entries.get(key)
+
+    async def remove(self, uid: ClaimUid, device_class: str, *, is_kept: bool = False) -> None:
+        """Forget an entry; one that is not there is no error. `is_kept`: the claim holds its devices all the same, and is remembered in `undone`."""
+        key = f"{uid}/{device_class}"
+        undone = frozenset({uid} if is_kept else ())
+        with span("write checkpoint", claim_uid=uid):
+            await self._disk.do(
+                lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}, undone)
+            )
+
+    def keep_undone(self, held: Collection[ClaimUid]) -> None:
+        """Forget claims that were undone here and hold nothing any more; on disk with the next write, for one too many does no harm."""
+        self.undone &= {*held}
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written: then the file may be another process's."""
+        await self._disk.finish()
+
+    async def _save(self, change: Callable[[], dict[str, ClaimEntry]], undone: frozenset[ClaimUid] = frozenset()) -> None:
+        entries = change()
+        if entries == self._entries:
+            return
+        # Prepared once more, a claim is not undone any more.
+        undone = (self.undone | undone) - {entry.uid for entry in entries.values()}
+        file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)), undone=tuple(sorted(undone)))
+        data = encode(self._unknown.joined(file) if self._unknown else file)
+        await asyncio.to_thread(write, self._path.parent, self._path.name, data)
+        self._entries = entries
+        if undone != self.undone:
+            self.undone = undone
+            self.undone_changed.announce()

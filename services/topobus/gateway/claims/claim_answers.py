@@ -1,0 +1,57 @@
+"""Makes kubelet's answer for a prepared claim.
+
+Flows in: a claim's checkpoint entry. Flows out: its devices, each with the CDI names of its request, and once the CDI name for containers that name no request.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR, cdi_class, cdi_names, cdi_whole_names
+from topobus.gateway.claims.rules.device_metadata import metadata_device_name
+
+__all__ = ["WHOLE_CLAIM", "PreparedDevice", "answer_of"]
+
+WHOLE_CLAIM = "_whole"
+"""Stands for a request in what all requests have in common. No container can name it (it is no DNS label), and kubelet gives it to those that name none:
+pkg/kubelet/cm/dra/claiminfo.go, cdiDevicesAsList."""
+
+
+class PreparedDevice(Struct, frozen=True, kw_only=True):
+    """One device for kubelet."""
+
+    request: str
+    pool: str
+    device: str
+    cdi_devices: tuple[str, ...]
+    share_id: str = ""
+
+
+def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
+    """List the devices of a claim that is prepared, as kubelet is to have them."""
+    # The file of a request comes with its first device, and each container that names the request has that.
+    firsts = {device.request: device for device in reversed(entry.devices)} if entry.has_metadata else {}
+    devices = [
+        PreparedDevice(
+            request=device.request,
+            pool=device.pool,
+            device=device.device,
+            cdi_devices=(
+                *cdi_names(entry.cdi, entry.uid, device.device, device.request),
+                *([_metadata_name(entry, device.request)] if firsts.get(device.request) is device else []),
+            ),
+            share_id=device.share_id,
+        )
+        for device in entry.devices
+    ]
+    whole = cdi_whole_names(entry.cdi, entry.uid)
+    if whole:
+        # Last, so that its lists win over those of the single requests.
+        devices.append(msgspec.structs.replace(devices[-1], request=WHOLE_CLAIM, cdi_devices=whole))
+    return tuple(devices)
+
+
+def _metadata_name(entry: ClaimEntry, request: str) -> str:
+    return f"{CDI_VENDOR}/{cdi_class(entry.device_class)}={metadata_device_name(entry.uid, request)}"

@@ -1,0 +1,120 @@
+"""The CDI files of claims: one file a claim and class, written whole or not at all, and always to be made again from the checkpoint.
+
+Flows in: entries of the checkpoint. Flows out: files that the container runtime reads, and what is wrong with their folder. A file that no entry stands behind is removed
+at the start: the runtime would go on giving the devices to whoever names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from topobus.devicekit.containers.cdi_files import check_writable, delete, restore_files, write, write_missing
+from topobus.formats.containers.cdi import CdiSpec, file_name, render
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.claim_metadata import ClaimMetadata
+from topobus.gateway.claims.pinning import Pinning
+from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
+from topobus.gateway.containers.rules.container_guard import guarded
+from topobus.gateway.disk import DiskWork
+from topobus.gateway.metrics import ClaimMetrics
+from topobus.process.logging import get_logger
+from topobus.process.tracing import span
+from topobus.values.errors import ConfigError
+
+__all__ = ["ClaimFiles", "why_unwritable"]
+
+
+class ClaimFiles:
+    """The folder of CDI files; writes go one after the other, so that an older one never ends last."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        metadata: ClaimMetadata,
+        pinning: Pinning,
+        metrics: ClaimMetrics,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Take the folder and what it works with; `tell` hears what is wrong with the folder, nothing when it is good."""
+        self._folder = folder
+        self._metadata = metadata
+        self._pinning = pinning
+        self._metrics = metrics
+        self._tell = tell
+        self._disk = DiskWork()
+
+    async def restore(self, entries: Iterable[ClaimEntry]) -> None:
+        """Write the files of these entries that are missing, and remove files that belong to none.
+
+        Errors: raises ConfigError when there is something to write and the folder cannot be written.
+        """
+        wanted = {_file(entry): self._render(entry, spec) for entry in entries if (spec := self._metadata.described(entry)) is not None}
+        try:
+            written, orphans = await asyncio.to_thread(restore_files, self._folder, CDI_VENDOR, wanted)
+        except OSError as err:
+            raise ConfigError(f"gateway: cdi_dir: cannot use {self._folder}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR") from err
+        if written or orphans:
+            get_logger().info("claims.restored", written=written, orphans_removed=orphans)
+
+    async def check(self) -> None:
+        """Look whether a file could be written now; logs and tells, raises nothing."""
+        try:
+            await asyncio.to_thread(check_writable, self._folder, CDI_VENDOR)
+        except OSError as err:
+            get_logger().error("cdi.unwritable", folder=str(self._folder), error=str(err), next_step="set TOPOBUS_GATEWAY__CDI_DIR")
+            self._tell(why_unwritable(err))
+        else:
+            self._tell("")
+
+    async def write(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
+        """Write an entry's file; with `only_missing` one that is there already stays as it is.
+
+        Errors: raises OSError, and tells it.
+        """
+        spec = self._metadata.described(entry)
+        if spec is None:
+            return
+        wanted = {_file(entry): self._render(entry, spec)}
+        try:
+            with span("write CDI file", claim_uid=entry.uid, device_class=entry.device_class):
+                if only_missing:
+                    await self._disk.do(lambda: asyncio.to_thread(write_missing, self._folder, wanted))
+                else:
+                    with self._metrics.writing(entry.device_class):
+                        await self._disk.do(lambda: asyncio.to_thread(write, self._folder, *wanted.popitem()))
+        except OSError as err:
+            self._tell(why_unwritable(err))
+            raise
+        self._tell("")
+
+    async def delete(self, entry: ClaimEntry) -> None:
+        """Remove an entry's file, if it is there.
+
+        Errors: raises OSError.
+        """
+        await self._disk.do(lambda: asyncio.to_thread(delete, self._folder, _file(entry)))
+
+    def _render(self, entry: ClaimEntry, spec: CdiSpec) -> bytes:
+        # Its containers start only past the gateway. Not in the checkpoint: what stands there came from a device service, which may not make such a mount, and is looked at again.
+        is_guarded = bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry)
+        return render(guarded(spec, entry.uid, entry.device_class) if is_guarded else spec)
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written."""
+        await self._disk.finish()
+
+
+def why_unwritable(err: OSError) -> str:
+    """Say which file could not be written, and why.
+
+    >>> why_unwritable(PermissionError(13, "Permission denied", "/etc/cdi/a.json"))
+    'cannot write /etc/cdi/a.json: Permission denied'
+    """
+    return f"cannot write {err.filename}: {err.strerror}"
+
+
+def _file(entry: ClaimEntry) -> str:
+    return file_name(CDI_VENDOR, entry.device_class, entry.uid)

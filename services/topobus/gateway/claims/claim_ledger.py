@@ -1,0 +1,133 @@
+"""What the node's ledger is told of a claim: that its devices are taken, and that nothing of it is prepared any more.
+
+Flows in: checkpoint entries, allocations, and whether a claim is still allocated. Flows out: asks to the topology service. Each attempt of a claim is an operation of its own,
+named in the checkpoint before it is asked for: the answer to an operation is stored, so a refused attempt could never succeed later under its old name.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Protocol
+
+import msgspec
+
+from topobus.formats.messages.messages import AdoptRequest
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.claim_key import ClaimKey, refused
+from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, is_allocated_here
+from topobus.gateway.node_state import NodeState
+from topobus.values.device_sharing import HeldShare
+from topobus.values.errors import ConfigError
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Refusal
+
+__all__ = ["ClaimLedger", "Settler"]
+
+
+class Settler(Protocol):
+    """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
+
+    async def settle(self) -> bool:
+        """Release what is over; True when something was."""
+        ...
+
+
+class ClaimLedger:
+    """Adopts and releases claims in the ledger of this node."""
+
+    def __init__(self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, settler: Settler | None) -> None:
+        self._state = state
+        self._asks = asks
+        self._reader = reader
+        self._checkpoint = checkpoint
+        self._settler = settler
+
+    async def adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
+        """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was.
+
+        Errors: raises ClaimFailed when the ledger refuses (the entry has left the checkpoint then), PeerUnavailable when it cannot be asked.
+        """
+        adopted = await self._try_adopt(entry, claim, claim_allocation)
+        if not isinstance(adopted, Refusal):
+            return adopted
+        # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
+        await self._checkpoint.remove(entry.uid, entry.device_class)
+        if self._settler is not None and await self._settler.settle():
+            entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
+            await self._checkpoint.put(entry)
+            adopted = await self._try_adopt(entry, claim, claim_allocation)
+            if not isinstance(adopted, Refusal):
+                return adopted
+            await self._checkpoint.remove(entry.uid, entry.device_class)
+        raise refused(adopted)
+
+    async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry | Refusal:
+        """Exclusive devices are held, those of admin access are only looked at; the entry has the CPUs that were chosen of groups."""
+        looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
+        if looked_at:
+            # What holds nothing first: when it is refused, nothing has been taken.
+            request = AdoptRequest(
+                op_id=f"{entry.attempt}-adopt-shared",
+                owner=claim.owner,
+                devices={entry.device_class: looked_at},
+                is_shared=True,
+                pods=claim_allocation.users,
+            )
+            adopted = await self._asks.adopt(request)
+            if isinstance(adopted, Refusal):
+                return adopted
+        if not claim_allocation.held:
+            return entry
+        request = AdoptRequest(
+            op_id=f"{entry.attempt}-adopt",
+            owner=claim.owner,
+            devices=claim_allocation.held,
+            shared=claim_allocation.by_share,
+            shares=claim_allocation.shares,
+            is_prepared=True,
+            pods=claim_allocation.users,
+            group_cpus=claim_allocation.group_cpus,
+        )
+        adopted = await self._asks.adopt(request, but_cpus=self._cpus_of_others(entry))
+        if isinstance(adopted, Refusal):
+            return adopted
+        for device_class, names in claim_allocation.held.items():
+            parts = dict.fromkeys(claim_allocation.by_share.get(device_class, ()), HeldShare())
+            parts |= claim_allocation.shares.get(device_class, {})
+            self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence, parts)
+        return msgspec.structs.replace(entry, cpus=adopted.cpus)
+
+    def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:
+        """List the CPUs that containers of other claims may run on: a ledger that was lost knows nothing of them until it is told again."""
+        taken = CpuSet()
+        for other in self._checkpoint.entries():
+            if other.is_running and other.uid != entry.uid:
+                taken |= other.own_cpus
+        return taken
+
+    async def let_go(self, attempt: str, claim: ClaimKey) -> None:
+        """Tell the ledger that nothing of a claim is prepared any more.
+
+        While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the settler: undoing
+        must not wait for the API server. Where no claims can be read (`claim_reading.NoClaims`) it is the hub's controller, for those that were prepared before.
+        Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or the claim cannot be asked for.
+        """
+        is_kept = self._settler is not None or await self._is_allocated(claim)
+        op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
+        refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
+        if refusal is not None:
+            raise refused(refusal)
+
+    async def _is_allocated(self, claim: ClaimKey) -> bool:
+        try:
+            return is_allocated_here(await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node)
+        except ConfigError:
+            # Claims are read nowhere: this one was prepared when they were, and is allocated as far as this node can know.
+            return True
+
+    @property
+    def is_settled(self) -> bool:
+        """Say whether a settler releases claims that are no longer prepared here: the checkpoint remembers them for it."""
+        return self._settler is not None

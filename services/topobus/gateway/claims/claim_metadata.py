@@ -1,0 +1,177 @@
+"""Keeps the files that describe claims' devices to their containers, on a disk that survives a reboot: one for each request, replaced as a whole.
+
+Flows in: claims as they are prepared, attached, undone; attributes of the inventories. Flows out: files, and CDI files with their mounts. A claim whose files cannot be written is prepared
+without them, for they help its containers and hold nothing back; that is logged. Files that no claim stands behind go at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from topobus.devicekit.containers.cdi_files import write
+from topobus.formats.containers.cdi import CdiSpec
+from topobus.formats.kubernetes.slices import slice_device
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.rules.device_metadata import DescribedClaim, described_spec, documents, generation_of
+from topobus.gateway.config import MetadataSettings
+from topobus.gateway.disk import DiskWork
+from topobus.process.logging import get_logger
+from topobus.values.device import Inventory, driver_name
+from topobus.values.names import is_dns_subdomain
+from topobus.values.sandbox import AttachedInterface
+
+__all__ = ["ClaimMetadata"]
+
+# A claim's uid and its class.
+_OURS = re.compile(r"[0-9A-Za-z.-]+_[a-z0-9-]+")
+
+
+class ClaimMetadata:
+    """The files of all claims of this node."""
+
+    def __init__(self, folder: Path, versions: tuple[str, ...], inventories: Callable[[], Mapping[str, Inventory]]) -> None:
+        """Take the folder, which versions to write (none: no claim gets files any more), and where attributes come from."""
+        self._folder = folder
+        self._versions = versions
+        self._inventories = inventories
+        self._disk = DiskWork()
+
+    @classmethod
+    def open(cls, settings: MetadataSettings, beside: Path, inventories: Callable[[], Mapping[str, Inventory]]) -> ClaimMetadata:
+        """Take the settings, and the folder of the checkpoint."""
+        return cls(Path(settings.dir) if settings.dir else beside / "device-metadata", settings.versions, inventories)
+
+    async def restore(self, entries: Iterable[ClaimEntry]) -> None:
+        """Write files that are missing, without attributes where no inventory is known yet, and remove those of claims that are no more."""
+        wanted = {_name(entry): entry for entry in entries if entry.has_metadata}
+        try:
+            await asyncio.to_thread(_remove_others, self._folder, wanted.keys())
+        except OSError as err:
+            get_logger().warning("metadata.unreadable", folder=str(self._folder), error=str(err))
+        for entry in wanted.values():
+            await self.mend(entry)
+
+    async def describe(self, entry: ClaimEntry) -> bool:
+        """Write the files of a claim that is being prepared; False when it gets none."""
+        if not self._versions or not is_dns_subdomain(entry.name):
+            return False
+        return await self._write(entry, {})
+
+    async def attached(self, entry: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> None:
+        """Write what the devices became in the pod's sandbox; before its containers are made, for a container keeps the file that it was made with."""
+        if entry.has_metadata:
+            await self._write(entry, interfaces)
+
+    async def mend(self, entry: ClaimEntry) -> None:
+        """Write files that somebody removed: a container would not start without."""
+        if not entry.has_metadata:
+            return
+        missing = await asyncio.to_thread(_missing, self.files(entry).values())
+        if missing:
+            get_logger().warning("metadata.mended", claim_uid=entry.uid, files=missing)
+            await self._write(entry, entry.attachment.interfaces if entry.attachment is not None else {})
+
+    async def delete(self, entry: ClaimEntry) -> None:
+        """Remove a claim's files.
+
+        Errors: raises OSError.
+        """
+        if entry.has_metadata:
+            await self._disk.do(lambda: asyncio.to_thread(_remove, self._folder / _name(entry)))
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written."""
+        await self._disk.finish()
+
+    def files(self, entry: ClaimEntry) -> dict[str, str]:
+        """Name the files of a claim, by request."""
+        return {device.request: str(self._folder / _name(entry) / f"{device.request}.json") for device in entry.devices}
+
+    def described(self, entry: ClaimEntry) -> CdiSpec | None:
+        """Give a claim's CDI file with the mounts of its files."""
+        if not entry.has_metadata:
+            return entry.cdi
+        return described_spec(entry.cdi, _claim(entry, {}, {}), entry.device_class, self.files(entry))
+
+    async def _write(self, entry: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> bool:
+        # A claim that was described goes on to be when the setting is another by now.
+        versions = self._versions or ("v1alpha1",)
+        claim = _claim(entry, self._attributes(entry), interfaces)
+        try:
+            await self._disk.do(lambda: asyncio.to_thread(_write_all, self._folder / _name(entry), claim, versions))
+        except OSError as err:
+            where = f"{entry.namespace}/{entry.name}"
+            get_logger().warning("metadata.unwritten", claim_uid=entry.uid, claim=where, error=str(err), next_step="set metadata.dir")
+            return False
+        return True
+
+    def _attributes(self, entry: ClaimEntry) -> dict[str, dict[str, Any]]:
+        inventory = self._inventories().get(entry.device_class)
+        devices = {device.device: inventory.device(device.device) if inventory is not None else None for device in entry.devices}
+        return {
+            name: {key: msgspec.to_builtins(attribute) for key, attribute in slice_device(device).attributes.items()}
+            for name, device in devices.items()
+            if device is not None
+        }
+
+
+def _claim(entry: ClaimEntry, attributes: Mapping[str, Mapping[str, Any]], interfaces: Mapping[str, AttachedInterface]) -> DescribedClaim:
+    return DescribedClaim(
+        namespace=entry.namespace,
+        name=entry.name,
+        uid=entry.uid,
+        driver=driver_name(entry.device_class),
+        devices=entry.devices,
+        pod_claim_name=entry.pod_claim_name,
+        attributes=attributes,
+        interfaces=interfaces,
+    )
+
+
+def _write_all(folder: Path, claim: DescribedClaim, versions: tuple[str, ...]) -> None:
+    """Write each file whose content is another; its generation counts the changes."""
+    for request in dict.fromkeys(device.request for device in claim.devices):
+        path = folder / f"{request}.json"
+        present = path.read_bytes() if path.is_file() else b""
+        generation = generation_of(present)
+        if generation and documents(claim, versions, {request: generation})[request] == present:
+            continue
+        write(folder, path.name, documents(claim, versions, {request: generation + 1})[request])
+
+
+def _missing(paths: Iterable[str]) -> list[str]:
+    return [path for path in paths if not Path(path).is_file()]
+
+
+def _remove(folder: Path) -> None:
+    """Remove a claim's folder with its files; one that holds anything else stays.
+
+    Errors: raises OSError.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".tmp") and path.is_file():
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _remove_others(folder: Path, wanted: Collection[str]) -> None:
+    """Remove the folders of claims that are no more; what is not named as one is none of ours, should the setting name a folder that others use.
+
+    Errors: raises OSError.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _OURS.fullmatch(path.name) and path.name not in wanted and path.is_dir() and not path.is_symlink():
+            _remove(path)
+
+
+def _name(entry: ClaimEntry) -> str:
+    return f"{entry.uid}_{entry.device_class}".replace("/", "-")

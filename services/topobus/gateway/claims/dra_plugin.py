@@ -1,0 +1,322 @@
+"""The DRA driver of one class: serves its two sockets, keeps them registered with kubelet, and handles kubelet's calls.
+
+Flows in: kubelet's calls. Flows out: prepared claims, health. One handler serves both API versions: v1 and v1beta1 (and v1 and v1alpha1 of the health API) differ
+only in the package's name, which is why handlers are added by name instead of by the generated helpers.
+"""
+
+# ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from topobus.gateway.claims.claim_forwarder import ClaimForwarder
+from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.claims import ClaimPreparer
+from topobus.gateway.claims.rules.socket_paths import driver_sockets, stale_patterns
+from topobus.gateway.config import DeadlineSettings, KubeletSettings
+from topobus.gateway.device_plugins.device_plugin import LIST_LIMIT_BYTES
+from topobus.gateway.device_plugins.rules.lists import DraHealth, HealthEntry
+from topobus.gateway.device_plugins.sockets import FolderWatch, answer, identity, remove_stale, serving
+from topobus.gateway.metrics import CallMetrics
+from topobus.gateway.node_state import NodeState
+from topobus.kubeletpb.dra.v1 import api_pb2 as dra
+from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
+from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
+from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.device import driver_name
+from topobus.values.errors import ConfigError
+from topobus.values.names import ClaimUid
+
+__all__ = ["DraDriver"]
+
+R = TypeVar("R")
+
+_HEALTH = {DraHealth.UNKNOWN: health.UNKNOWN, DraHealth.HEALTHY: health.HEALTHY, DraHealth.UNHEALTHY: health.UNHEALTHY}
+# How long a stop waits for calls under way; all of it must be over within five seconds.
+_FINISH_S = 1.0
+# kubelet cuts longer ones itself.
+_MESSAGE_LIMIT = 1024
+# How long news of health is collected, in seconds; a tenth of a second from fault to kubelet is promised.
+_AFTER_LISTS_S = 0.01
+_PLUGIN_SERVICES = ("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin")
+_HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+# For the plugin the label is not the wire package; for health the two agree. Health is offered because it is served.
+_SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *_HEALTH_SERVICES)
+
+
+class DraDriver(registration_rpc.RegistrationServicer):
+    """Serves one class as `<class>.topobus.dev`."""
+
+    def __init__(
+        self,
+        device_class: str,
+        *,
+        kubelet: KubeletSettings,
+        watch: FolderWatch,
+        state: NodeState,
+        forwarder: ClaimForwarder,
+        instance: str,
+        metrics: CallMetrics,
+        deadlines: DeadlineSettings,
+        clock: Clock,
+    ) -> None:
+        self.device_class = device_class
+        self.driver = driver_name(device_class)
+        self.status = "waiting for kubelet"
+        """`registered`, or what stands in the way."""
+        sockets = driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, self.driver, instance)
+        self._registry = Path(sockets.registration)
+        self._service = Path(sockets.service)
+        self._calls = 0
+        self._tellings = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._watch = watch
+        self._state = state
+        self._forwarder = forwarder
+        self._metrics = metrics
+        self._deadlines = deadlines
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Serve both sockets, and serve them again when one of them vanishes."""
+        while True:
+            await self._watch.until(self._watch.folder.is_dir)
+            try:
+                await self._serve_once()
+                self._set_status("our socket was removed")
+            except (ConfigError, OSError) as err:
+                if str(err) != self.status:
+                    get_logger().error("driver.serve-failed", driver=self.driver, error=str(err))
+                self._set_status(str(err))
+            await self._clock.sleep(self._deadlines.retry_s)
+
+    async def take_over(self) -> None:
+        """Clear up after the gateway that had the turn. kubelet forgot the health of the driver's devices with its stream, so all of it is told again."""
+        await self._remove_stale_sockets()
+        self._tellings += 1
+        self._state.changed.announce()
+
+    async def _remove_stale_sockets(self) -> None:
+        """Remove sockets of this driver's on which nobody listens: a gateway that was killed could not, and kubelet dials a dead one again and again."""
+        for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
+            for name in (path.name, pattern):
+                await asyncio.to_thread(remove_stale, path.parent, name)
+
+    async def _serve_once(self) -> None:
+        await self._remove_stale_sockets()
+        # The service first: kubelet dials it as soon as it has read the registration socket.
+        async with (
+            serving(self._service, self._add_services),
+            serving(self._registry, lambda server: registration_rpc.add_RegistrationServicer_to_server(self, server)),
+        ):
+            get_logger().info("driver.served", driver=self.driver)
+            sockets = [(path, identity(path)) for path in (self._service, self._registry)]
+            try:
+                await self._watch.until(lambda: any(identity(path) != own for path, own in sockets))
+            finally:
+                await self._finish_calls()
+        get_logger().info("driver.lost", driver=self.driver, why="a socket of ours was removed or replaced")
+
+    async def _finish_calls(self) -> None:
+        """Let the calls about claims that are under way come to their end: a call cut off is repeated by kubelet after a minute and more."""
+        with suppress(TimeoutError):
+            async with self._clock.timeout(_FINISH_S):
+                await self._idle.wait()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "NodePrepareResources": grpc.unary_unary_rpc_method_handler(
+                self.NodePrepareResources,
+                request_deserializer=dra.NodePrepareResourcesRequest.FromString,
+                response_serializer=dra.NodePrepareResourcesResponse.SerializeToString,
+            ),
+            "NodeUnprepareResources": grpc.unary_unary_rpc_method_handler(
+                self.NodeUnprepareResources,
+                request_deserializer=dra.NodeUnprepareResourcesRequest.FromString,
+                response_serializer=dra.NodeUnprepareResourcesResponse.SerializeToString,
+            ),
+        }
+        watch: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
+                self.NodeWatchResources,
+                request_deserializer=health.NodeWatchResourcesRequest.FromString,
+                response_serializer=health.NodeWatchResourcesResponse.SerializeToString,
+            )
+        }
+        server.add_generic_rpc_handlers(
+            [
+                *(grpc.method_handlers_generic_handler(name, methods) for name in _PLUGIN_SERVICES),
+                *(grpc.method_handlers_generic_handler(name, watch) for name in _HEALTH_SERVICES),
+            ]
+        )
+
+    async def GetInfo(
+        self, request: registration.InfoRequest, context: grpc.aio.ServicerContext[registration.InfoRequest, registration.PluginInfo]
+    ) -> registration.PluginInfo:
+        """Tell kubelet's plugin watcher who is here."""
+        return registration.PluginInfo(
+            type="DRAPlugin", name=self.driver, endpoint=str(self._service), supported_versions=list(_SUPPORTED_VERSIONS)
+        )
+
+    async def NotifyRegistrationStatus(
+        self,
+        request: registration.RegistrationStatus,
+        context: grpc.aio.ServicerContext[registration.RegistrationStatus, registration.RegistrationStatusResponse],
+    ) -> registration.RegistrationStatusResponse:
+        """Keep what kubelet decided; a refusal is for a human."""
+        if request.plugin_registered:
+            get_logger().info("driver.registered", driver=self.driver)
+            self._set_status("registered")
+        else:
+            get_logger().error("driver.refused", driver=self.driver, error=request.error)
+            self._set_status(f"kubelet refused the driver: {request.error}")
+        return registration.RegistrationStatusResponse()
+
+    async def NodePrepareResources(
+        self,
+        request: dra.NodePrepareResourcesRequest,
+        context: grpc.aio.ServicerContext[dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse],
+    ) -> dra.NodePrepareResourcesResponse:
+        """Prepare claims; what fails for one is that one's error."""
+        with self._counted():
+            return await answer(context, self._metrics, "NodePrepareResources", self.device_class, self._prepare(request))
+
+    async def NodeUnprepareResources(
+        self,
+        request: dra.NodeUnprepareResourcesRequest,
+        context: grpc.aio.ServicerContext[dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse],
+    ) -> dra.NodeUnprepareResourcesResponse:
+        """Undo claims; every claim asked for has an entry."""
+        with self._counted():
+            return await answer(context, self._metrics, "NodeUnprepareResources", self.device_class, self._unprepare(request))
+
+    async def NodeWatchResources(
+        self,
+        request: health.NodeWatchResourcesRequest,
+        context: grpc.aio.ServicerContext[health.NodeWatchResourcesRequest, health.NodeWatchResourcesResponse],
+    ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
+        """Send the complete health at once, after every change, and again before kubelet would call it Unknown."""
+        sent: tuple[HealthEntry, ...] | None = None
+        telling = self._tellings
+        seen_at = int(self._clock.now().timestamp())
+        deadline = 0.0
+        while True:
+            ticket = self._state.changed.ticket()
+            entries = self._state.health(self.device_class)
+            if self._state.is_connected:
+                seen_at = int(self._clock.now().timestamp())
+            if entries != sent or telling != self._tellings or self._clock.monotonic() >= deadline:
+                sent, telling = entries, self._tellings
+                deadline = self._clock.monotonic() + self._deadlines.health_refresh_s
+                yield self._health_message(entries, seen_at)
+            try:
+                async with self._clock.timeout(max(0.0, deadline - self._clock.monotonic())):
+                    await ticket.wait()
+            except TimeoutError:
+                continue
+            # Lists first: kubelet allocates by them, and shows health to people.
+            await self._clock.sleep(_AFTER_LISTS_S)
+
+    async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
+        preparer = await self._forwarder.local_or_forwarded(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
+        if not isinstance(preparer, ClaimPreparer):
+            return preparer
+
+        async def prepare(claim: ClaimKey) -> dra.NodePrepareResourceResponse:
+            prepared = await _guarded(claim, "NodePrepareResources", preparer.prepare(self.device_class, claim))
+            if isinstance(prepared, str):
+                return dra.NodePrepareResourceResponse(error=prepared)
+            return dra.NodePrepareResourceResponse(
+                devices=[
+                    dra.Device(
+                        request_names=[it.request],
+                        pool_name=it.pool,
+                        device_name=it.device,
+                        cdi_device_ids=it.cdi_devices,
+                        share_id=it.share_id or None,
+                    )
+                    for it in prepared
+                ]
+            )
+
+        return dra.NodePrepareResourcesResponse(claims=await _for_each(request.claims, prepare))
+
+    async def _unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
+        preparer = await self._forwarder.local_or_forwarded(
+            self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse
+        )
+        if not isinstance(preparer, ClaimPreparer):
+            return preparer
+
+        async def unprepare(claim: ClaimKey) -> dra.NodeUnprepareResourceResponse:
+            error = await _guarded(claim, "NodeUnprepareResources", preparer.unprepare(self.device_class, claim))
+            return dra.NodeUnprepareResourceResponse(error=error)
+
+        return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, unprepare))
+
+    def _health_message(self, entries: Iterable[HealthEntry], seen_at: int) -> health.NodeWatchResourcesResponse:
+        """Write the complete health; without the devices' own messages when kubelet would not take it with them, for that would end the stream."""
+        devices = [self._to_wire(entry, seen_at) for entry in entries]
+        message = health.NodeWatchResourcesResponse(devices=devices)
+        size_bytes = message.ByteSize()
+        if size_bytes <= LIST_LIMIT_BYTES:
+            return message
+        get_logger().warning(
+            "health.shortened", driver=self.driver, devices=len(devices), size_bytes=size_bytes, limit_bytes=LIST_LIMIT_BYTES
+        )
+        for device in devices:
+            device.message = ""
+        return health.NodeWatchResourcesResponse(devices=devices)
+
+    def _to_wire(self, entry: HealthEntry, seen_at: int) -> health.DeviceHealth:
+        return health.DeviceHealth(
+            device=health.DeviceIdentifier(pool_name=self._state.node, device_name=entry.device),
+            health=_HEALTH[entry.health],
+            last_updated_time=seen_at,
+            health_check_timeout_seconds=int(3 * self._deadlines.health_refresh_s),
+            message=entry.message[:_MESSAGE_LIMIT],
+        )
+
+    def _set_status(self, status: str) -> None:
+        self.status = status
+        self._watch.wake()
+
+
+async def _guarded(claim: ClaimKey, method: str, work: Awaitable[R]) -> R | str:
+    """Give the result for one claim, or the text of a bug of our own."""
+    try:
+        return await work
+    except Exception as err:  # noqa: BLE001
+        # boundary: gRPC servicer, one claim. Our own bug must not fail the other claims of the call.
+        get_logger().exception("claim.crashed", method=method, claim_uid=claim.uid)
+        return f"claim {claim.namespace}/{claim.name}: topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
+
+
+async def _for_each(claims: Iterable[dra.Claim], work: Callable[[ClaimKey], Coroutine[Any, Any, R]]) -> dict[str, R]:
+    """Do the same to all claims at once; a slow one holds up none of the others."""
+    keys = [ClaimKey(namespace=claim.namespace, name=claim.name, uid=ClaimUid(claim.uid)) for claim in claims]
+    async with asyncio.TaskGroup() as group:
+        tasks = {key.uid: group.create_task(work(key)) for key in keys}
+    return {uid: task.result() for uid, task in tasks.items()}

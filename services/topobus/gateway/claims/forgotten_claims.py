@@ -1,0 +1,77 @@
+"""Periodically unprepares claims that kubelet has forgotten.
+
+Flows in: the checkpoint, claims from the API server, kubelet's PodResources. Flows out: claims undone. A claim is undone only when the API server and kubelet both
+say twice in a row that nobody uses it. The first check waits until kubelet has run for a while, since a kubelet that has just started lists no pods. When either
+does not answer, nothing is undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claims import ClaimPreparer
+from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
+from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.device_plugins.sockets import identity
+from topobus.gateway.reconcile.pod_usage import PodLook
+from topobus.gateway.reconcile.rules.pods import is_listed
+from topobus.process.logging import get_logger
+from topobus.values.errors import TopobusError
+
+__all__ = ["ForgottenClaims"]
+
+
+class ForgottenClaims:
+    """Looks at all prepared claims of one node."""
+
+    def __init__(
+        self, preparer: ClaimPreparer, checkpoint: Checkpoint, reader: ClaimReader, usage: PodLook, deadlines: DeadlineSettings, node: str
+    ) -> None:
+        self._preparer = preparer
+        self._checkpoint = checkpoint
+        self._reader = reader
+        self._usage = usage
+        self._deadlines = deadlines
+        self._node = node
+
+    async def run(self) -> None:
+        """Look for ever."""
+        loop = asyncio.get_running_loop()
+        kubelet, appeared_at = identity(self._usage.socket), loop.time()
+        forgotten_before: frozenset[str] = frozenset()
+        while True:
+            await asyncio.sleep(self._deadlines.forgotten_s)
+            if identity(self._usage.socket) != kubelet:
+                kubelet, appeared_at = identity(self._usage.socket), loop.time()
+            if kubelet is None or loop.time() - appeared_at < self._deadlines.kubelet_grace_s:
+                forgotten_before = frozenset()
+                continue
+            forgotten_before = await self._undo(forgotten_before)
+
+    async def _undo(self, forgotten_before: frozenset[str]) -> frozenset[str]:
+        """Look once, and undo what the look before said, too: the keys of what this one says."""
+        listing = await self._usage.listing()
+        if isinstance(listing, str):
+            return frozenset()
+        forgotten: set[str] = set()
+        for entry in self._checkpoint.entries():
+            # Asked of the API server is only what kubelet does not list: that is nothing on an ordinary node.
+            if not entry.is_running or is_listed(listing.uses, entry.namespace, entry.name):
+                continue
+            try:
+                claim = await self._reader.read(entry.namespace, entry.name)
+            except TopobusError as err:
+                get_logger().warning("claim.forgotten-unknown", claim_uid=entry.uid, error=str(err))
+                return frozenset()
+            if is_allocated_here(claim, entry.uid, self._node):
+                continue
+            key = f"{entry.key}/{entry.attempt}"
+            forgotten.add(key)
+            if key in forgotten_before:
+                where = f"{entry.namespace}/{entry.name}"
+                get_logger().warning("claim.forgotten", claim_uid=entry.uid, claim=where, why="not allocated here, and no container has it")
+                await self._preparer.unprepare(entry.device_class, ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid))
+        return frozenset(forgotten)

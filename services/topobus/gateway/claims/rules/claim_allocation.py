@@ -1,0 +1,315 @@
+"""Reads a claim's allocation for one driver on one node.
+
+Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is read here). Flows out: the devices of this driver on this node, or a
+Refusal that names the first field that is wrong. An unreadable claim is always refused, because a guess could prepare somebody else's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
+from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedConfiguration, GrantedDevice
+from topobus.formats.kubernetes.slices import SICK_TAINT
+from topobus.formats.kubernetes.tolerations import tolerates
+from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.rules.claim_pods import pod_claim_name, pods_of, users_of
+from topobus.values.cpu_groups import GROUP_CAPACITY
+from topobus.values.device import class_of_driver, driver_name
+from topobus.values.device_sharing import HeldShare
+from topobus.values.errors import ContractError
+from topobus.values.idset import CpuSet
+from topobus.values.names import ClaimUid, is_dns_label
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.quantity import Quantity
+from topobus.values.request import Owner
+
+__all__ = ["AllocatedDevice", "ClaimAllocation", "add_amounts", "allocated_classes", "allocation_of", "is_allocated_here"]
+
+_PLACE = "status.allocation"
+_LARGEST_AMOUNT = 2**63 - 1
+
+
+class AllocatedDevice(Struct, frozen=True, kw_only=True):
+    """One device of the allocation."""
+
+    request: str
+    """The request's name, without the part of an alternative that was chosen."""
+    pool: str
+    device: str
+    is_shared: bool = False
+    """Admin access: looks at the device, holds nothing."""
+    alternative: str = ""
+    """Of the request, which one was chosen; empty: it has none."""
+    share_id: str = ""
+    """The share that the claim has of a device with consumable capacity; empty: the whole device."""
+    amounts: dict[str, int] = {}
+    """How much of the device the share is: capacity to amount."""
+
+
+class ClaimAllocation(Struct, frozen=True, kw_only=True):
+    """What one driver must prepare."""
+
+    devices: tuple[AllocatedDevice, ...]
+    held: dict[str, tuple[str, ...]] = {}
+    """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of a claim is one whole."""
+    by_share: dict[str, tuple[str, ...]] = {}
+    """Those of `held` of which the claim has a share: other claims may have one, too."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much the claim has of those of `by_share`, where its allocation says so: class to device to amounts."""
+    config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Device to its opaque parameters: of the class before those of the claim, only such as mean the request that the device was given for."""
+
+    group_cpus: dict[str, int] = {}
+    """How many CPUs the claim has of groups of CPUs, by the group's device: its ledger's entry is one whole, whichever driver asks."""
+    cpus: dict[str, CpuSet] = {}
+    """Which these are, once the ledger has chosen them."""
+    generation: int = 0
+    """The claim's `metadata.generation`; 0: its API server counts none."""
+    pod_claim_name: str = ""
+    """The name that pods know the claim by, of one that was made of a template for a pod; empty: the claim's own."""
+    pods: tuple[str, ...] = ()
+    """Uids of the pods that the claim is reserved for, sorted."""
+    users: tuple[Owner, ...] = ()
+    """The same pods with their names."""
+    tolerated: tuple[str, ...] = ()
+    """Devices of this driver that the claim takes also when they are sick: its allocation tolerates the taint that a sick device has."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices, grant once, sorted."""
+        return tuple(sorted({device.device for device in self.devices}))
+
+    @property
+    def requests(self) -> dict[str, tuple[str, ...]]:
+        """The devices of grant request, sorted; requests in the order of the allocation."""
+        by_class: dict[str, set[str]] = {}
+        for allocated in self.devices:
+            by_class.setdefault(allocated.request, set()).add(allocated.device)
+        return {request: tuple(sorted(names)) for request, names in by_class.items()}
+
+
+class _Grant(Struct, frozen=True, kw_only=True):
+    """One device of the allocation, of whichever driver."""
+
+    device_class: str
+    """Empty: another vendor's driver."""
+    device: AllocatedDevice
+    cpus: int
+    """Of a group of CPUs, how many the claim has; 0: it is no share of one."""
+    tolerates_sickness: bool
+
+
+def allocation_of(
+    claim: ApiObject | None, *, namespace: str, name: str, uid: ClaimUid, driver: str, node: str
+) -> ClaimAllocation | Refusal:
+    """Read what a driver must prepare of a claim on this node.
+
+    Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated, claim-malformed, claim-elsewhere.
+    """
+    where = f"claim {namespace}/{name}"
+    if claim is None:
+        return _refuse("claim-missing", f"{where} does not exist")
+    stored_uid = claim.metadata.get("uid", "")
+    if stored_uid != uid:
+        return _refuse(
+            "claim-replaced", f"{where} has uid {stored_uid or 'none'}, kubelet asked for {uid}", wanted=uid, got=str(stored_uid)
+        )
+    if not claim.status.get("allocation"):
+        return _refuse("claim-unallocated", f"{where} is not allocated")
+    try:
+        allocated = _allocated(claim)
+        grants = [_grant(index, result) for index, result in enumerate(allocated.results)]
+        config = _config(allocated.config, driver)
+    except ContractError as err:
+        return _refuse("claim-malformed", f"{where}: {err}")
+    own = [grant for grant in grants if grant.device_class == class_of_driver(driver)]
+    if not own:
+        return _refuse("claim-elsewhere", f"{where} has no device of driver {driver}")
+    for device in (grant.device for grant in own):
+        if device.pool != node:
+            text = f"{where}: device {device.device} is in pool {device.pool}, this node is {node}"
+            return _refuse("claim-elsewhere", text, pool=device.pool, node=node)
+    held = [grant for grant in grants if grant.device.pool == node and not grant.device.is_shared and grant.device_class]
+    whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
+    shares = [grant for grant in held if (grant.device_class, grant.device.device) not in whole]
+    untolerated = {grant.device.device for grant in own if not grant.tolerates_sickness}
+    return ClaimAllocation(
+        devices=tuple(grant.device for grant in own),
+        held=_names_by_class(held),
+        by_share=_names_by_class(shares),
+        shares=_amounts_by_class(shares),
+        config=_config_by_device((grant.device for grant in own), config),
+        group_cpus=_cpus_by_group(held),
+        generation=_generation(claim),
+        pod_claim_name=pod_claim_name(claim),
+        pods=pods_of(claim),
+        users=users_of(claim, namespace),
+        tolerated=tuple(sorted({grant.device.device for grant in own} - untolerated)),
+    )
+
+
+def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:
+    """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare.
+
+    An allocation that cannot be read may have some.
+    """
+    if claim is None or claim.metadata.get("uid") != uid:
+        return False
+    try:
+        return any(result.pool == node for result in _allocated(claim).results)
+    except ContractError:
+        return True
+
+
+def allocated_classes(claim: ApiObject, node: str) -> tuple[str, ...]:
+    """List our classes of which a claim has devices on this node, sorted; none where its allocation cannot be read."""
+    try:
+        results = _allocated(claim).results
+    except ContractError:
+        return ()
+    return tuple(sorted({device_class for result in results if result.pool == node and (device_class := class_of_driver(result.driver))}))
+
+
+def add_amounts(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
+    """Add one share of a device to the others that a claim has of it."""
+    for name, amount in amounts.items():
+        sums[name] = sums.get(name, 0) + amount
+
+
+def _allocated(claim: ApiObject) -> DevicesAllocated:
+    """Read the devices of a claim's allocation; none of a claim that has no allocation.
+
+    Errors: raises ContractError that names the place.
+    """
+    try:
+        return msgspec.convert(claim.status.get("allocation") or {}, AllocationResult).devices
+    except msgspec.ValidationError as err:
+        raise ContractError(str(err).replace("`$", f"`{_PLACE}")) from err
+
+
+def _grant(index: int, result: GrantedDevice) -> _Grant:
+    place = f"{_PLACE}.devices.results[{index}]"
+    if not (result.driver and result.pool and result.device):
+        raise ContractError(f"{place} needs driver, pool and device, got {result!r}")
+    if not all(map(is_dns_label, result.request.split("/", 1))):
+        raise ContractError(f"{place}.request is {result.request!r}, wanted a DNS label")
+    request, _, alternative = result.request.partition("/")
+    is_cpu_group = class_of_driver(result.driver) == CPU_CLASS
+    is_shared, is_share = result.admin_access is True, bool(result.share_id)
+    return _Grant(
+        device_class=class_of_driver(result.driver) or "",
+        device=AllocatedDevice(
+            request=request,
+            pool=result.pool,
+            device=result.device,
+            is_shared=is_shared,
+            alternative=alternative,
+            share_id=result.share_id or "",
+            amounts=_amounts(result, place) if is_share and not is_cpu_group else {},
+        ),
+        cpus=_cpu_count(result, place) if is_share and is_cpu_group and not is_shared else 0,
+        tolerates_sickness=any(
+            # For longer than a moment.
+            tolerates(toleration, SICK_TAINT) and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
+            for toleration in result.tolerations
+        ),
+    )
+
+
+def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:
+    """Read how much of a shared device a result has, fractions rounded up. Names as the driver's inventory has them, without the driver's domain.
+
+    >>> granted = GrantedDevice(
+    ...     request="r", driver="gpu.topobus.dev", pool="n", device="d", consumed_capacity={"memory": "20Gi", "gpu.topobus.dev/shares": "1"}
+    ... )
+    >>> _amounts(granted, "")
+    {'shares': 1, 'memory': 21474836480}
+    """
+    try:
+        quantities = {
+            name.removeprefix(f"{result.driver}/"): Quantity.parse(text) for name, text in sorted(result.consumed_capacity.items())
+        }
+    except ValueError as err:
+        raise ContractError(f"{place}.consumedCapacity: {err}") from err
+    for name, quantity in quantities.items():
+        if not 0 <= quantity.nano <= _LARGEST_AMOUNT * 10**9:
+            raise ContractError(f"{place}.consumedCapacity: {name} is {quantity}, wanted 0 to {_LARGEST_AMOUNT}")
+    return {name: -(-quantity.nano // 10**9) for name, quantity in quantities.items()}
+
+
+def _cpu_count(result: GrantedDevice, place: str) -> int:
+    """Read how many CPUs of a group a result has."""
+    consumed = result.consumed_capacity
+    text = consumed.get(GROUP_CAPACITY, consumed.get(f"{driver_name(CPU_CLASS)}/{GROUP_CAPACITY}", ""))
+    try:
+        count, rest = divmod(Quantity.parse(text).nano, 10**9)
+    except ValueError:
+        count, rest = 0, 0
+    if rest or not 0 < count <= CpuSet.MAX_ID:
+        raise ContractError(f"{place}.consumedCapacity is {consumed!r}, wanted a number of {GROUP_CAPACITY}")
+    return count
+
+
+def _config(entries: Sequence[GrantedConfiguration], driver: str) -> list[tuple[frozenset[str], dict[str, Any]]]:
+    """List the opaque parameters for a driver with the requests that they mean (none: all), the class's before the claim's."""
+    config: list[tuple[frozenset[str], dict[str, Any]]] = []
+    for index, entry in sorted(enumerate(entries), key=lambda numbered: numbered[1].source != "FromClass"):
+        if entry.opaque is None or entry.opaque.driver != driver:
+            continue
+        if not isinstance(entry.opaque.parameters, dict):
+            raise ContractError(f"{_PLACE}.devices.config[{index}].opaque.parameters is no object")
+        config.append((frozenset(entry.requests), entry.opaque.parameters))
+    return config
+
+
+def _config_by_device(
+    devices: Iterable[AllocatedDevice], config: Sequence[tuple[frozenset[str], dict[str, Any]]]
+) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Give each device the parameters that mean one of its requests, each once."""
+    by_device: dict[str, list[dict[str, Any]]] = {}
+    for device in devices:
+        names = {device.request, f"{device.request}/{device.alternative}"}
+        own = by_device.setdefault(device.device, [])
+        own += [parameters for requests, parameters in config if (not requests or requests & names) and parameters not in own]
+    return {device: tuple(own) for device, own in sorted(by_device.items()) if own}
+
+
+def _names_by_class(grants: Iterable[_Grant]) -> dict[str, tuple[str, ...]]:
+    names: dict[str, set[str]] = {}
+    for grant in grants:
+        names.setdefault(grant.device_class, set()).add(grant.device.device)
+    return {device_class: tuple(sorted(devices)) for device_class, devices in sorted(names.items())}
+
+
+def _amounts_by_class(shares: Iterable[_Grant]) -> dict[str, dict[str, HeldShare]]:
+    sums: dict[str, dict[str, dict[str, int]]] = {}
+    for share in shares:
+        if share.device.amounts:
+            devices = sums.setdefault(share.device_class, {})
+            add_amounts(devices.setdefault(share.device.device, {}), share.device.amounts)
+    return {
+        device_class: {name: HeldShare(amounts=amounts) for name, amounts in sorted(devices.items())}
+        for device_class, devices in sorted(sums.items())
+    }
+
+
+def _cpus_by_group(held: Iterable[_Grant]) -> dict[str, int]:
+    cpus: dict[str, int] = {}
+    for grant in held:
+        if grant.cpus:
+            cpus[grant.device.device] = cpus.get(grant.device.device, 0) + grant.cpus
+    return cpus
+
+
+def _generation(claim: ApiObject) -> int:
+    generation = claim.metadata.get("generation")
+    return generation if isinstance(generation, int) and generation > 0 else 0
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -1,0 +1,400 @@
+"""Puts claims' devices into the sandboxes of their pods, and takes them out again, as the container runtime starts and stops sandboxes.
+
+Flows in: sandboxes and containers as the runtime tells them, entries of the checkpoint, a claim that is being unprepared. Flows out: asks to the device service, a durable word in the
+checkpoint before and after each, refusals for the runtime, reports. A sandbox waits no longer than the runtime bears. Whatever is not done then, or was refused, holds the pod's containers
+back; each new try of kubelet's to make one tries it again. One claim's devices are in one sandbox at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.claims.attachments import AttachmentReports, Describe, PodDetails
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
+from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
+from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.rules.claim_pods import pods_of
+from topobus.gateway.claims.sandbox_entries import is_attached_to, is_reserved, with_attachment, without_attachment
+from topobus.gateway.containers.rules import sandbox_rules as rules
+from topobus.gateway.key_locks import KeyLocks
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.names import ClaimUid
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import Sandbox
+
+__all__ = ["SandboxAttachments"]
+
+T = TypeVar("T")
+
+_NO_RUNTIME = "the gateway is no plugin of the runtime: set TOPOBUS_GATEWAY__RUNTIME__SOCKET"
+# Pauses between asks of a device service that is not there, or not done yet.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+@dataclass(eq=False)
+class _Attaching:
+    """One try to put a claim's devices into a sandbox."""
+
+    sandbox: Sandbox
+    task: asyncio.Task[Refusal | None] = field(init=False)
+    is_under_way: bool = False
+    """True: the device service has been asked and has not refused; it may still be at work."""
+    remark: str = ""
+    """What it works at, or why it cannot be asked."""
+
+
+class SandboxAttachments:
+    """Keeps what the checkpoint says of sandboxes, the device services and the runtime together."""
+
+    def __init__(
+        self,
+        asks: NodeAsks,
+        checkpoint: Checkpoint,
+        reader: ClaimReader,
+        clock: Clock,
+        limit_s: float,
+        *,
+        reports: AttachmentReports,
+        details: PodDetails,
+        describe: Describe,
+    ) -> None:
+        """Take what it works with; `limit_s` is how long the runtime waits for one event, `describe` is awaited before a container can be made."""
+        self.why_no_runtime: Callable[[], str] = lambda: _NO_RUNTIME
+        """Says why no event comes; nothing: they do."""
+        self._asks = asks
+        self._checkpoint = checkpoint
+        self._reader = reader
+        self._clock = clock
+        self._limit_s = limit_s
+        self._reports = reports
+        self._details = details
+        self._describe = describe
+        self._sandboxes: dict[str, Sandbox] = {}
+        """Those that are there, by id."""
+        self._attaching: dict[str, _Attaching] = {}
+        self._detaching: dict[str, asyncio.Task[None]] = {}
+        self._locks = KeyLocks()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Own the work that outlives an event, for ever. Events come only meanwhile."""
+        async with asyncio.TaskGroup() as self._group:
+            await asyncio.Event().wait()
+
+    # What `ClaimPreparer` needs.
+
+    def check(self, entry: ClaimEntry) -> None:
+        """Let a claim be prepared only when the runtime will show its sandbox.
+
+        Errors: raises PeerUnavailable when the claim has devices to attach and the runtime is not there.
+        """
+        why = self.why_no_runtime() if entry.to_attach or entry.to_adjust else ""
+        if why:
+            raise PeerUnavailable(
+                f"claim {entry.namespace}/{entry.name} needs the container runtime's plugin interface (NRI) to {rules.purpose(entry)}: {why}",
+                next_step="switch NRI on in the container runtime, and mount its socket into the gateway's container",
+            )
+
+    async def detach(self, entry: ClaimEntry) -> None:
+        """Take a claim's devices out of wherever they are; its sandbox may be gone.
+
+        Errors: raises ClaimFailed when the device service refuses, PeerUnavailable when it is away.
+        """
+        await self._end_attaching(entry.key)
+        async with self._locks.of(entry.key):
+            latest = await self._latest(entry.key)
+            if latest is not None and latest.attachment is not None:
+                await self._detach(latest, latest.attachment.sandbox)
+
+    # What the runtime tells.
+
+    def synchronize(self, sandboxes: Sequence[Sandbox]) -> None:
+        """Compare what is there with what is written: a sandbox may have come or gone while nobody was told."""
+        self._sandboxes = {sandbox.id: sandbox for sandbox in sandboxes}
+        for sandbox in {attaching.sandbox.id: attaching.sandbox for attaching in self._attaching.values()}.values():
+            if sandbox.id not in self._sandboxes:
+                self._leave(sandbox)
+        for entry in self._checkpoint.entries():
+            if not entry.to_attach or not entry.is_running:
+                continue
+            is_ready = self._checkpoint.is_ready(entry)
+            if entry.attachment is None:
+                # Stopped sandboxes are listed, too: of several only a container says which one lives, and asks (`admit`).
+                candidates = [sandbox for sandbox in sandboxes if is_reserved(entry, sandbox) and sandbox.id != entry.left_sandbox]
+                if is_ready and len(candidates) == 1 and rules.refuse_sandbox(entry, candidates[0]) is None:
+                    self._attach_to(entry, candidates[0])
+            elif entry.attachment.sandbox.id not in self._sandboxes:
+                self._detach_dead(entry.key)
+            elif not is_ready:
+                # A dead sandbox of the boot before: it is left when the claim is prepared anew.
+                continue
+            elif entry.attachment.is_attached:
+                self._reports.attached(entry, entry.attachment.sandbox, entry.attachment.interfaces)
+            else:
+                self._attach_to(entry, entry.attachment.sandbox)
+
+    async def sandbox_started(self, sandbox: Sandbox) -> None:
+        """Bring the devices of a pod's claims into its new sandbox, as far as the runtime waits. What is refused, or goes on, holds the pod's containers back (`admit`).
+
+        The sandbox itself is never refused: containerd before 2.2.6 leaves a process behind for each one that a plugin refuses, and ends when it is restarted afterwards
+        (containerd issues 13355, 13609).
+        """
+        self._sandboxes[sandbox.id] = sandbox
+        await self._bring([entry for entry in self._entries() if is_reserved(entry, sandbox)], sandbox)
+
+    async def sandbox_stopped(self, sandbox: Sandbox) -> None:
+        """Take devices out of a sandbox while its namespaces are still there; what takes too long goes on without them."""
+        tasks = self._leave(sandbox)
+        await self._wait(tasks)
+
+    def sandbox_removed(self, sandbox: Sandbox) -> None:
+        """Make up for a stop that nobody was told of."""
+        self._leave(sandbox)
+
+    async def admit(self, sandbox: Sandbox, guards: Iterable[tuple[ClaimUid, str]]) -> Refusal | None:
+        """Let a container be made only when all devices of its pod's claims are in its sandbox; what is missing is brought now.
+
+        Shapes: guards — claims that the container itself names, by uid and class.
+        """
+        self._sandboxes.setdefault(sandbox.id, sandbox)
+        named = set(guards)
+        entries = [entry for entry in self._entries() if (entry.uid, entry.device_class) in named or is_reserved(entry, sandbox)]
+        reasons = await self._bring([entry for entry in entries if not is_attached_to(entry, sandbox)], sandbox)
+        late = [entry for entry in entries if not is_attached_to(self._checkpoint.get(entry.uid, entry.device_class), sandbox)]
+        if reasons:
+            return Refusal(reasons=reasons)
+        return Refusal(reasons=tuple(reason for entry in late for reason in self._pending(entry).reasons)) if late else None
+
+    # How it comes about.
+
+    def _entries(self) -> list[ClaimEntry]:
+        return [entry for entry in self._checkpoint.entries() if entry.to_attach and self._checkpoint.is_ready(entry)]
+
+    async def _bring(self, entries: Sequence[ClaimEntry], sandbox: Sandbox) -> tuple[Reason, ...]:
+        """Attach to a sandbox as long as the runtime waits; gives why not, nothing for what is done or goes on."""
+        attachings: list[tuple[ClaimEntry, _Attaching]] = []
+        reasons: list[Reason] = []
+        for entry in entries:
+            under_way = self._under_way(entry.key)
+            refusal = rules.refuse_sandbox(entry, sandbox) or rules.refuse_taken(entry, under_way, sandbox, self._sandboxes)
+            if refusal is None:
+                attachings.append((entry, self._attach_to(entry, sandbox)))
+            else:
+                reasons += self._failed(entry, sandbox, refusal).reasons
+        await self._wait(attaching.task for _, attaching in attachings)
+        for entry, attaching in attachings:
+            if attaching.task.done():
+                refusal = None if attaching.task.cancelled() else attaching.task.result()
+                reasons += refusal.reasons if refusal is not None else ()
+            elif not attaching.is_under_way:
+                remark = attaching.remark or "its turn did not come"
+                refusal = rules.unanswered(entry, remark)
+                reasons += self._failed(entry, sandbox, refusal).reasons
+        return tuple(reasons)
+
+    async def _wait(self, tasks: Iterable[asyncio.Task[Refusal | None] | asyncio.Task[None]]) -> None:
+        """Wait for tasks, which go on when the time is over."""
+        waited = tuple(tasks)
+        if not waited:
+            return
+        try:
+            async with self._clock.timeout(self._limit_s):
+                await asyncio.wait(waited)
+        except TimeoutError:
+            return
+
+    def _attach_to(self, entry: ClaimEntry, sandbox: Sandbox) -> _Attaching:
+        """Go on with, or begin, to attach a claim's devices to a sandbox."""
+        under_way = self._under_way(entry.key)
+        if under_way is not None:
+            if under_way.sandbox.id == sandbox.id:
+                return under_way
+            # The pod was made anew: the former sandbox is gone, or goes.
+            under_way.task.cancel()
+        attaching = self._attaching[entry.key] = _Attaching(sandbox)
+        attaching.task = self._start(self._attach_patiently(entry, attaching))
+        return attaching
+
+    async def _attach_patiently(self, entry: ClaimEntry, attaching: _Attaching) -> Refusal | None:
+        """Attach, again while somebody who is needed is not there: until it is done, refused, or cancelled."""
+        pause_s = _PAUSE_S
+        while True:
+            wait_s = pause_s
+            try:
+                async with self._locks.of(entry.key):
+                    answer = await self._attach(entry.key, attaching)
+                if not isinstance(answer, Accepted):
+                    return answer if answer is None else self._failed(entry, attaching.sandbox, answer)
+                wait_s = max(wait_s, answer.retry_after_s)
+            except PeerUnavailable as err:
+                attaching.is_under_way, attaching.remark = False, str(err)
+            except (ClaimFailed, TopobusError, OSError) as err:
+                return self._failed(entry, attaching.sandbox, rules.failed(entry, str(err)))
+            except Exception as err:  # noqa: BLE001
+                # boundary: one claim. A defect that its values meet must not end the gateway for all others.
+                get_logger().exception("sandbox.attach-broken", claim_uid=entry.uid, pod=str(attaching.sandbox))
+                return self._failed(entry, attaching.sandbox, rules.failed(entry, f"a defect of the gateway: {err!r}; see its log"))
+            await self._clock.sleep(min(wait_s, _LONGEST_PAUSE_S))
+            pause_s *= 2
+
+    async def _attach(self, key: str, attaching: _Attaching) -> Refusal | Accepted | None:
+        """Attach once; None is done.
+
+        Errors: raises PeerUnavailable when somebody is away, ClaimFailed when a former sandbox cannot be left, OSError when the checkpoint cannot be written.
+        """
+        sandbox = attaching.sandbox
+        entry = await self._latest(key)
+        if entry is None or not self._checkpoint.is_ready(entry):
+            return rules.claim_undone(sandbox)
+        refusal = rules.refuse_taken(entry, entry.attachment, sandbox, self._sandboxes) or await self._refuse_stranger(entry, sandbox)
+        if refusal is not None:
+            return refusal
+        former = entry.attachment
+        if former is not None and former.sandbox.id != sandbox.id:
+            await self._detach(entry, former.sandbox)
+            former = None
+        if former is not None and former.is_attached:
+            self._reports.attached(entry, former.sandbox, former.interfaces)
+            return None
+        # What was begun goes on with the same values, also after a crash.
+        begun = former or SandboxAttachment(sandbox=await self._details.of(sandbox))
+        entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, begun))
+        if entry is None or not self._checkpoint.is_ready(entry):
+            return rules.claim_undone(sandbox)
+        attaching.is_under_way = True
+        claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+        op_id = f"{entry.attempt}-attach-{sandbox.id}"
+        answer = await self._asks.attach(op_id, claim.owner, entry.device_class, entry.to_attach, begun.sandbox, entry.config)
+        if isinstance(answer, Accepted):
+            attaching.remark = answer.what
+            return answer
+        refusal = rules.of_claim(entry, answer) if isinstance(answer, Refusal) else rules.refuse_interfaces(entry, answer.interfaces)
+        if refusal is not None or isinstance(answer, Refusal):
+            with suppress(ClaimFailed, TopobusError):
+                # Else it is undone before the next sandbox, or with the claim.
+                await self._detach(entry, begun.sandbox)
+            return refusal
+        await self._describe(entry, answer.interfaces)
+        done = SandboxAttachment(sandbox=begun.sandbox, is_attached=True, interfaces=answer.interfaces)
+        entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, done))
+        if entry is not None and entry.attachment == done:
+            get_logger().info("sandbox.attached", claim_uid=entry.uid, pod=str(sandbox), sandbox=sandbox.id, devices=list(entry.to_attach))
+            self._reports.attached(entry, sandbox, done.interfaces)
+        return None
+
+    async def _refuse_stranger(self, entry: ClaimEntry, sandbox: Sandbox) -> Refusal | None:
+        """Look whether the claim is the pod's, should the pod have come after the claim was read; a claim that names no pods at all (stand-alone) is whose container names it.
+
+        Errors: raises PeerUnavailable when the claim cannot be read.
+        """
+        if is_reserved(entry, sandbox):
+            return None
+        claim = await self._reader.read(entry.namespace, entry.name)
+        pods = pods_of(claim) if claim is not None and claim.metadata.get("uid") == entry.uid else ()
+        if pods and sandbox.uid in pods:
+            await self._checkpoint.change(entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, pods=pods))
+            return None
+        if not pods and not entry.pods:
+            return None
+        return rules.not_reserved(entry, sandbox)
+
+    def _leave(self, sandbox: Sandbox) -> tuple[asyncio.Task[None], ...]:
+        """Begin to take out of a sandbox what is in it, or is on the way there."""
+        self._sandboxes.pop(sandbox.id, None)
+        keys = {entry.key for entry in self._entries() if entry.attachment is not None and entry.attachment.sandbox.id == sandbox.id}
+        for key, attaching in self._attaching.items():
+            if attaching.sandbox.id == sandbox.id:
+                attaching.task.cancel()
+                keys.add(key)
+        return tuple(self._detach_dead(key) for key in sorted(keys))
+
+    def _detach_dead(self, key: str) -> asyncio.Task[None]:
+        """Take a claim's devices out of a sandbox that is no more, for as long as it takes."""
+        former = self._detaching.get(key)
+        if former is not None:
+            former.cancel()
+        task = self._detaching[key] = self._start(self._detach_patiently(key))
+        return task
+
+    async def _detach_patiently(self, key: str) -> None:
+        pause_s, logged = _PAUSE_S, ""
+        while True:
+            try:
+                async with self._locks.of(key):
+                    entry = await self._latest(key)
+                    # Unprepared meanwhile: whoever does that detaches first.
+                    if entry is None or not entry.is_running or entry.attachment is None or entry.attachment.sandbox.id in self._sandboxes:
+                        return
+                    await self._detach(entry, entry.attachment.sandbox)
+                    return
+            except (ClaimFailed, TopobusError, OSError) as err:
+                # Once, until it is another error: a service may be away for a night.
+                if str(err) != logged:
+                    logged = str(err)
+                    get_logger().warning("sandbox.not-detached", entry=key, error=logged)
+            except Exception as err:  # noqa: BLE001
+                # boundary: one claim, as above; what is not undone now is tried again.
+                if repr(err) != logged:
+                    logged = repr(err)
+                    get_logger().exception("sandbox.detach-broken", entry=key)
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _detach(self, entry: ClaimEntry, sandbox: Sandbox) -> None:
+        """Detach once.
+
+        Errors: raises ClaimFailed when the device service refuses, PeerUnavailable when it is away, OSError when the checkpoint cannot be written.
+        """
+        claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+        op_id = f"{entry.attempt}-detach-{sandbox.id}"
+        refusal = await self._asks.detach(op_id, claim.owner, entry.device_class, entry.to_attach, sandbox)
+        if refusal is not None:
+            self._reports.detach_failed(entry, sandbox, refusal)
+            raise refused(refusal)
+        changed = await self._checkpoint.change(entry.key, lambda claim_entry: without_attachment(claim_entry, sandbox))
+        get_logger().info("sandbox.detached", claim_uid=entry.uid, pod=str(sandbox), sandbox=sandbox.id, devices=list(entry.to_attach))
+        self._reports.detached(changed or entry)
+
+    async def _end_attaching(self, key: str) -> None:
+        tasks: list[asyncio.Task[Refusal | None] | asyncio.Task[None]] = []
+        attaching, detaching = self._attaching.pop(key, None), self._detaching.pop(key, None)
+        if attaching is not None:
+            tasks.append(attaching.task)
+        if detaching is not None:
+            tasks.append(detaching)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _under_way(self, key: str) -> _Attaching | None:
+        attaching = self._attaching.get(key)
+        return attaching if attaching is not None and not attaching.task.done() else None
+
+    def _failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> Refusal:
+        get_logger().warning("sandbox.refused", claim_uid=entry.uid, pod=str(sandbox), error=refusal.reasons[0].message)
+        self._reports.failed(entry, sandbox, refusal)
+        return refusal
+
+    def _pending(self, entry: ClaimEntry) -> Refusal:
+        attaching = self._attaching.get(entry.key)
+        what = attaching.remark if attaching is not None and attaching.remark else f"the {entry.device_class} service is at work"
+        return rules.pending(entry, what)
+
+    async def _latest(self, key: str) -> ClaimEntry | None:
+        """Give an entry when all is written that was begun: a task that was cancelled may have left a write behind it."""
+        return await self._checkpoint.change(key, lambda claim_entry: claim_entry)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        assert self._group is not None, "events come only while `run` runs"
+        return self._group.create_task(work)

@@ -1,0 +1,113 @@
+"""Asks the device services what a new container gets of its devices, while the container runtime waits.
+
+Flows in: a container that the runtime is about to make, the claims whose guard it has. Flows out: edits that the runtime can still make, or why the container cannot be made yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.containers.rules.sandbox_rules import of_claim
+from topobus.gateway.containers.values import RunningContainer
+from topobus.process.clock import Clock
+from topobus.values.edits import ContainerEdits, Mount
+from topobus.values.errors import TopobusError
+from topobus.values.names import ClaimUid
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import ContainerName, Sandbox
+
+__all__ = ["ContainerAdjustments"]
+
+# What the runtime waits for all of one event (2 s), less what it takes to answer it.
+_EVENT_S = 1.9
+
+
+class ContainerAdjustments:
+    """Gives new containers what their device services say."""
+
+    def __init__(self, asks: NodeAsks, entry: Callable[[ClaimUid, str], ClaimEntry | None], clock: Clock, limit_s: float) -> None:
+        """Ask within a limit; `entry` finds claims by uid and class."""
+        self._asks = asks
+        self._entry = entry
+        self._clock = clock
+        self._limit_s = limit_s
+
+    async def adjust(self, sandbox: Sandbox, container: RunningContainer, since_s: float) -> ContainerEdits | Refusal:
+        """Join what all services say of a container.
+
+        Shapes: since_s — when the runtime began to wait, by the clock.
+        """
+        name = ContainerName(namespace=sandbox.namespace, pod=sandbox.name, pod_uid=sandbox.uid, name=container.name)
+        asked: list[tuple[ClaimEntry, tuple[str, ...]]] = []
+        for uid, device_class in container.guards:
+            entry = self._entry(uid, device_class)
+            named = (
+                [device for device in entry.to_adjust if cdi_device_name(uid, device) in container.cdi_devices] if entry is not None else []
+            )
+            if entry is not None and named:
+                asked.append((entry, tuple(named)))
+        left_s = min(self._limit_s, _EVENT_S - (self._clock.monotonic() - since_s))
+        parts: list[ContainerEdits] = []
+        for answer in await asyncio.gather(*(self._ask(entry, devices, name, container.id, left_s) for entry, devices in asked)):
+            if isinstance(answer, Refusal):
+                return answer
+            parts += answer
+        return _joined(parts)
+
+    async def _ask(
+        self, entry: ClaimEntry, devices: tuple[str, ...], name: ContainerName, container_id: str, left_s: float
+    ) -> Refusal | Iterable[ContainerEdits]:
+        if left_s <= 0:
+            return _refuse(entry, devices, "adjust-unanswered", "the runtime had waited for the pod's devices; kubelet tries again")
+        owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
+        op_id = f"{entry.attempt}-adjust-{container_id}"
+        try:
+            async with self._clock.timeout(left_s):
+                answer = await self._asks.adjust(op_id, owner, entry.device_class, devices, name, entry.config, left_s)
+        except (TopobusError, TimeoutError) as err:
+            why = f"no answer in {left_s:.1f} s" if isinstance(err, TimeoutError) else str(err)
+            return _refuse(entry, devices, "adjust-unanswered", f"{why}; kubelet tries again")
+        if isinstance(answer, Refusal):
+            return of_claim(entry, answer)
+        if set(answer.edits) != set(devices):
+            return _refuse(entry, devices, "adjust-malformed", f"its service answers for {', '.join(sorted(answer.edits)) or 'none'}")
+        for device, edits in answer.edits.items():
+            rest = msgspec.structs.replace(edits, env={}, mounts=(), annotations={})
+            if rest != ContainerEdits() or any(mount.kind for mount in edits.mounts):
+                text = f"its service wants to give {device} more than variables, bind mounts and annotations, which is for `prepare` to do"
+                return _refuse(entry, devices, "adjust-unsupported", text)
+        return [answer.edits[device] for device in devices]
+
+
+def _joined(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
+    """Join edits of one container; two values of one name, or two mounts on one place, contradict each other."""
+    env: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    mounts: dict[str, Mount] = {}
+    for edits in parts:
+        for names, news in ((env, edits.env), (annotations, edits.annotations)):
+            for name, value in news.items():
+                if names.setdefault(name, value) != value:
+                    return _conflict(name)
+        for mount in edits.mounts:
+            if mounts.setdefault(mount.container_path, mount) != mount:
+                return _conflict(mount.container_path)
+    return ContainerEdits(env=env, annotations=annotations, mounts=tuple(mounts.values()))
+
+
+def _conflict(what: str) -> Refusal:
+    text = f"two devices of a container set {what} to different values"
+    return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": what}),))
+
+
+def _refuse(entry: ClaimEntry, devices: tuple[str, ...], code: str, why: str) -> Refusal:
+    where = f"{entry.namespace}/{entry.name}"
+    text = f"claim {where}: what the container gets of {', '.join(devices)} is not known: {why}"
+    return Refusal(reasons=(Reason(code=code, message=text, facts={"claim": where, "devices": devices}),))

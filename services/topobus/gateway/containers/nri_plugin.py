@@ -1,0 +1,316 @@
+"""The gateway as a plugin of the container runtime (NRI): connects, registers, is told of every sandbox and container, and is connected again when either side restarts.
+
+The runtime starts nothing while it waits for an answer to an event, at most 2 s by default; a plugin that takes longer is disconnected, and the runtime goes on without it. So an event's
+handler never waits for another process longer than that, and never calls the runtime: it holds its lock until the event is answered. Changes of containers that exist go with the answer or,
+of our own accord, through `update`.
+
+Flows in: the runtime's socket. Flows out: calls of a handler, in the order of the events. Runtimes before NRI 0.11 send most events as StateChange, newer ones as methods of their own;
+both are served. Source: containerd/nri pkg/api/api.proto, pkg/adaptation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from topobus.gateway.containers.connection import CallFailed, RuntimeConnection, StatusCode
+from topobus.gateway.containers.rules.cpusets import ContainerCpuset
+from topobus.gateway.containers.values import (
+    ContainerAnswer,
+    CpusetUpdate,
+    RunningContainer,
+    adjustment_of,
+    container_of,
+    cpus_of,
+    resources_of,
+    sandbox_of,
+    update_of,
+)
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.process.tracing import entered
+from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Refusal
+from topobus.values.sandbox import Sandbox
+
+__all__ = ["PLUGIN_INDEX", "PLUGIN_NAME", "NriPlugin", "RuntimeEvents"]
+
+PLUGIN_NAME = "topobus"
+PLUGIN_INDEX = "90"
+"""Late: what other plugins decide of CPUs before us is overwritten and not the other way round."""
+
+_PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
+_RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
+_EVENTS = (
+    nri.RUN_POD_SANDBOX,
+    nri.STOP_POD_SANDBOX,
+    nri.REMOVE_POD_SANDBOX,
+    nri.CREATE_CONTAINER,
+    nri.POST_START_CONTAINER,
+    nri.UPDATE_CONTAINER,
+    nri.STOP_CONTAINER,
+    nri.REMOVE_CONTAINER,
+)
+_EVENT_MASK = sum(1 << (event - 1) for event in _EVENTS)
+# The runtime's own limit of a registration.
+_REGISTER_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+
+
+class RuntimeEvents(Protocol):
+    """Hears what happens in the runtime. Calls come one after the other, and each is awaited by the runtime."""
+
+    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+        """Take over all that is there, after each connection; gives what must change in it."""
+        ...
+
+    async def sandbox_started(self, sandbox: Sandbox) -> None:
+        """Hear of a new sandbox before any container is in it. None is refused: some runtimes do not clean up after that; its containers can be."""
+        ...
+
+    async def sandbox_stopped(self, sandbox: Sandbox) -> None:
+        """Hear that a sandbox ends; its namespaces are still there."""
+        ...
+
+    def sandbox_removed(self, sandbox: Sandbox) -> None:
+        """Hear that a sandbox is gone."""
+        ...
+
+    async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer | Refusal:
+        """Say what a container gets before it is made. A Refusal keeps it from being made; kubelet asks again."""
+        ...
+
+    def container_started(self, container: RunningContainer) -> None:
+        """Hear that it runs: from now on an update changes it, and not only what its start no longer reads."""
+        ...
+
+    def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
+        """Say what a container must have that kubelet updates, perhaps with CPUs that it asks for; None: nothing of ours."""
+        ...
+
+    def container_ended(self, container_id: str) -> None:
+        """Hear that a container has stopped or is gone."""
+        ...
+
+
+class NriPlugin:
+    """One plugin, connected for as long as the runtime is there."""
+
+    def __init__(self, socket: str, events: RuntimeEvents, clock: Clock, report: Callable[[str], None] = lambda _: None) -> None:
+        """Take the runtime's socket; `report` hears why there is no connection, and nothing when there is one."""
+        self.socket = socket
+        self._events = events
+        self._clock = clock
+        self._report = report
+        self._connection: RuntimeConnection | None = None
+        self._refused = ""
+        """Why the runtime ended the last connection, as it was said; empty: it did not."""
+        self._parts: tuple[list[Sandbox], list[RunningContainer]] = ([], [])
+        self.why_not = "not connected yet"
+        """Why no call can be made; empty while one can."""
+        self._handlers: dict[str, Callable[[bytes], Awaitable[Message]]] = {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "CreateContainer": self._create_container,
+            "UpdateContainer": self._update_container,
+            "StopContainer": self._stop_container,
+            "Shutdown": self._shutdown,
+            # All other events, as runtimes before NRI 0.11 send them; newer ones have a method for each.
+            "StateChange": self._state_change,
+            "RunPodSandbox": partial(self._pod_event, nri.RUN_POD_SANDBOX),
+            "StopPodSandbox": partial(self._pod_event, nri.STOP_POD_SANDBOX),
+            "RemovePodSandbox": partial(self._pod_event, nri.REMOVE_POD_SANDBOX),
+            "PostStartContainer": partial(self._container_event, nri.POST_START_CONTAINER),
+            "RemoveContainer": partial(self._container_event, nri.REMOVE_CONTAINER),
+        }
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether every container that starts is shown to us first."""
+        return not self.why_not
+
+    @property
+    def is_connected(self) -> bool:
+        """Say whether there is a connection, ready or not."""
+        return self._connection is not None
+
+    async def run(self) -> None:
+        """Stay connected, for ever."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self.socket)
+            except OSError as err:
+                self._say(f"no container runtime answers at {self.socket}: {err.strerror or err}")
+            else:
+                if await self._serve(reader, writer):
+                    pause_s = _FIRST_PAUSE_S
+            await self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
+        """Change containers that exist; gives the ids of those that the runtime could not change. One that is gone by now is no failure.
+
+        Errors: raises PeerUnavailable when there is no connection, or it ends, or nobody answers in time; ContractError when the runtime refuses, or answers
+        nonsense. After each of these it may have been done, or a part of it: containerd refuses a call of which it has done all but one container. Must not be
+        called from a handler of events.
+        """
+        connection = self._connection
+        if connection is None or not self.is_ready:
+            raise PeerUnavailable(f"NRI: {self.why_not}")
+        request = nri.UpdateContainersRequest(update=update_of(updates))
+        answer = await connection.call(_RUNTIME, "UpdateContainers", request.SerializeToString(), within_s)
+        try:
+            return tuple(failed.container_id for failed in nri.UpdateContainersResponse.FromString(answer).failed)
+        except DecodeError as err:
+            raise ContractError(f"NRI: UpdateContainers: the container runtime's answer is none: {err}") from err
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Be a plugin until the connection ends; True when the runtime had shown what it has."""
+        connection = self._connection = RuntimeConnection(reader, writer, self._answer)
+        was_ready, was_refused, self._refused = False, self._refused, ""
+        try:
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(connection.run())
+                request = nri.RegisterPluginRequest(plugin_name=PLUGIN_NAME, plugin_idx=PLUGIN_INDEX)
+                with suppress(PeerUnavailable):
+                    # No answer: the connection has ended, and `run` with it, or the runtime ends it.
+                    await connection.call(_RUNTIME, "RegisterPlugin", request.SerializeToString(), _REGISTER_S)
+                await serving
+        except* ContractError as errors:
+            self._refused = str(_first_cause(errors))
+            if self._refused != was_refused:
+                get_logger().error(
+                    "nri.refused",
+                    error=self._refused,
+                    next_step=f"look into the container runtime's log, and at who listens at {self.socket}",
+                )
+        finally:
+            was_ready = self.is_ready
+            self._connection = None
+            self._say("the container runtime has ended the connection")
+        return was_ready
+
+    async def _answer(self, service: str, method: str, request: bytes) -> bytes:
+        handler = self._handlers.get(method)
+        if service != _PLUGIN or handler is None:
+            raise CallFailed(StatusCode.UNIMPLEMENTED, f"topobus has no {service}/{method}")
+        try:
+            with entered(f"runtime {method}"):
+                answer = await handler(request)
+        except (DecodeError, ContractError) as err:
+            raise CallFailed(StatusCode.INVALID_ARGUMENT, f"topobus: {method}: {err}") from err
+        return answer.SerializeToString()
+
+    async def _configure(self, request: bytes) -> Message:
+        asked = nri.ConfigureRequest.FromString(request)
+        get_logger().info(
+            "nri.configured", runtime=asked.runtime_name, version=asked.runtime_version, request_timeout_ms=asked.request_timeout
+        )
+        self._parts = ([], [])
+        return nri.ConfigureResponse(events=_EVENT_MASK)
+
+    async def _synchronize(self, request: bytes) -> Message:
+        asked = nri.SynchronizeRequest.FromString(request)
+        sandboxes, containers = self._parts
+        sandboxes += map(sandbox_of, asked.pods)
+        containers += self._readable(asked.containers)
+        if asked.more:
+            return nri.SynchronizeResponse(more=True)
+        self._parts = ([], [])
+        updates = self._events.synchronize(sandboxes, containers)
+        get_logger().info("nri.synchronized", sandboxes=len(sandboxes), containers=len(containers), updates=len(updates))
+        self._say("")
+        return nri.SynchronizeResponse(update=update_of(updates))
+
+    def _readable(self, containers: Iterable[nri.Container]) -> list[RunningContainer]:
+        """Read containers, but for those that have ended; one that nobody can read is named, and the others go on."""
+        readable: list[RunningContainer] = []
+        for container in containers:
+            if container.state == nri.CONTAINER_STOPPED:
+                continue
+            try:
+                readable.append(container_of(container))
+            except ContractError as err:
+                get_logger().error("nri.container-unreadable", container_id=container.id[:80], error=str(err))
+        return readable
+
+    async def _create_container(self, request: bytes) -> Message:
+        asked = nri.CreateContainerRequest.FromString(request)
+        sandbox, container = sandbox_of(asked.pod), container_of(asked.container)
+        given = await self._events.create_container(sandbox, container)
+        if isinstance(given, Refusal):
+            raise _refused(sandbox, container.name, given)
+        return nri.CreateContainerResponse() if given == ContainerAnswer() else nri.CreateContainerResponse(adjust=adjustment_of(given))
+
+    async def _update_container(self, request: bytes) -> Message:
+        asked = nri.UpdateContainerRequest.FromString(request)
+        container = container_of(asked.container)
+        given = self._events.update_container(container, cpus_of(asked.linux_resources, container.id))
+        if given is None:
+            return nri.UpdateContainerResponse()
+        resources = resources_of(given.cpus, given.mems, is_unlimited=given.is_exclusive)
+        update = nri.ContainerUpdate(container_id=container.id, linux=nri.LinuxContainerUpdate(resources=resources))
+        return nri.UpdateContainerResponse(update=[update])
+
+    async def _stop_container(self, request: bytes) -> Message:
+        self._events.container_ended(nri.StopContainerRequest.FromString(request).container.id)
+        return nri.StopContainerResponse()
+
+    async def _state_change(self, request: bytes) -> Message:
+        change = nri.StateChangeEvent.FromString(request)
+        await self._happened(change.event, change.pod, change.container)
+        return nri.Empty()
+
+    async def _happened(self, event: int, pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Pass on an event that has no answer."""
+        if event == nri.RUN_POD_SANDBOX:
+            await self._events.sandbox_started(sandbox_of(pod))
+        elif event == nri.STOP_POD_SANDBOX:
+            await self._events.sandbox_stopped(sandbox_of(pod))
+        elif event == nri.REMOVE_POD_SANDBOX:
+            self._events.sandbox_removed(sandbox_of(pod))
+        elif event == nri.POST_START_CONTAINER:
+            self._events.container_started(container_of(container))
+        elif event == nri.REMOVE_CONTAINER:
+            self._events.container_ended(container.id)
+
+    async def _pod_event(self, event: int, request: bytes) -> Message:
+        await self._happened(event, nri.PodSandboxRequest.FromString(request).pod, nri.Container())
+        return nri.Empty()
+
+    async def _container_event(self, event: int, request: bytes) -> Message:
+        asked = nri.ContainerRequest.FromString(request)
+        await self._happened(event, asked.pod, asked.container)
+        return nri.Empty()
+
+    async def _shutdown(self, request: bytes) -> Message:
+        self._say("the container runtime shuts down")
+        return nri.Empty()
+
+    def _say(self, why_not: str) -> None:
+        if why_not == self.why_not:
+            return
+        self.why_not = why_not
+        if why_not:
+            get_logger().warning("nri.absent", why=why_not)
+        self._report(why_not)
+
+
+def _refused(sandbox: Sandbox, container: str, refusal: Refusal) -> CallFailed:
+    reasons = "; ".join(reason.message for reason in refusal.reasons)
+    return CallFailed(StatusCode.FAILED_PRECONDITION, f"topobus: container {container} of pod {sandbox} cannot start: {reasons}")
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Find what went wrong within groups of groups: tasks of a connection have tasks of their own."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,1 @@
+"""The pure part of containers: values in, values out."""

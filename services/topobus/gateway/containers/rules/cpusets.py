@@ -1,0 +1,154 @@
+"""Decides which CPUs each container of the node has: those of its claims for itself, and all others the shared pool.
+
+A CPU that a claim brings is exclusive from the moment in which the claim is being prepared, before any container of its pod exists, until it is unprepared. Containers that kubelet's own CPU
+manager pinned keep what it gave them. Flows in: what claims bring, what kubelet's manager gave, the CPUs that are online, the containers that run. Flows out: cpusets and updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from topobus.values.edits import Cpuset
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner
+from topobus.values.sandbox import Sandbox
+
+__all__ = ["ContainerCpuset", "CpuDifference", "CpuOwnership", "cpuset_of", "refuse_demand"]
+
+
+class CpuOwnership(Struct, frozen=True, kw_only=True):
+    """Who has which CPUs of the node."""
+
+    online: CpuSet
+    """All that the node has now."""
+    owned: CpuSet | None = None
+    """Those that Topobus may give; None: all."""
+    claims: Mapping[str, Cpuset] = {}
+    """CDI device name to what it brings."""
+    running: CpuSet = CpuSet()
+    """Those of `claims` that containers may run on: not of claims that are being undone, whose containers have ended."""
+    kubelet: CpuSet = CpuSet()
+    """What kubelet's CPU manager gave to containers of its choice."""
+    kubelet_may_give: CpuSet = CpuSet()
+    """What it may give: all but its reserved ones with policy static, else none."""
+
+    @property
+    def exclusive(self) -> CpuSet:
+        """All CPUs that claims bring."""
+        exclusive = CpuSet()
+        for cpuset in self.claims.values():
+            exclusive |= cpuset.cpus
+        return exclusive
+
+    @property
+    def shared(self) -> CpuSet:
+        """The pool of all containers that have none of their own."""
+        return self.online - self.exclusive - self.kubelet
+
+
+class ContainerCpuset(Struct, frozen=True, kw_only=True):
+    """What one container gets."""
+
+    cpus: CpuSet
+    mems: NodeSet = NodeSet()
+    """Empty: they stay as they are."""
+    is_exclusive: bool = False
+
+
+class CpuDifference(Struct, frozen=True, kw_only=True):
+    """A container that was found on other CPUs than it was promised, or than were promised to others."""
+
+    sandbox: Sandbox
+    container: str
+    has: CpuSet
+    """What the kernel said."""
+    wanted: CpuSet
+    claims: tuple[Owner, ...] = ()
+    """Claims that had CPUs of `has` for themselves; none: nobody's promise was broken but its own."""
+    sandboxes: tuple[Sandbox, ...] = ()
+    """Those of `claims`, as far as they run."""
+    shared: CpuSet = CpuSet()
+    """CPUs of these claims on which it ran."""
+    error: str = ""
+    """Why it was not put right at once; empty: it was."""
+
+    def __str__(self) -> str:
+        text = f"container {self.container} of pod {self.sandbox} was found on CPUs {self.has}, wanted {self.wanted}"
+        if self.claims:
+            text += f": {self.shared} belong to claim {', '.join(f'{claim.namespace}/{claim.name}' for claim in self.claims)} alone"
+        return f"{text}; put right" if not self.error else f"{text}; not put right yet: {self.error}"
+
+
+def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnership) -> ContainerCpuset | None:
+    """Say which CPUs a container has; None when there is nothing to say: then it keeps what it has.
+
+    Shapes: names — its CDI devices; given — what kubelet asked for when it made the container, None when it asked for nothing.
+
+    >>> ownership = CpuOwnership(online=CpuSet(0, 1, 2), claims={"claim-u-cpu-2": Cpuset(cpus=CpuSet(2), mems=NodeSet(0))})
+    >>> cpuset_of(["claim-u-cpu-2"], None, ownership).cpus, cpuset_of([], None, ownership).cpus
+    (CpuSet(2), CpuSet(0, 1))
+    """
+    brought = [ownership.claims[name] for name in names if name in ownership.claims]
+    if brought:
+        cpuset = brought[0]
+        for other in brought[1:]:
+            cpuset |= other
+        if cpuset.with_shared:
+            return ContainerCpuset(cpus=cpuset.cpus | ownership.shared, is_exclusive=True)
+        return ContainerCpuset(cpus=cpuset.cpus, mems=cpuset.mems, is_exclusive=True)
+    # kubelet's manager decides for the containers that it pins, as long as nobody else's CPU is among them.
+    shared = ownership.shared if given is None else given - ownership.exclusive
+    return ContainerCpuset(cpus=shared) if shared else None
+
+
+def refuse_demand(brought: Iterable[Cpuset], ownership: CpuOwnership) -> Refusal | None:
+    """Refuse CPUs that a claim cannot have for itself; None is all well.
+
+    Shapes: ownership — without the claim. Errors: raises nothing; Refusal codes cpu-offline, cpu-not-ours, cpu-of-claim,
+    cpu-of-kubelet, shared-pool-empty.
+    """
+    wanted = CpuSet()
+    for cpuset in brought:
+        wanted |= cpuset.cpus
+    offline = wanted - ownership.online
+    if offline:
+        return _refuse(
+            "cpu-offline",
+            f"CPUs {offline} are not online on this node, which has {ownership.online}",
+            cpus=offline,
+            online=ownership.online,
+        )
+    foreign = wanted - ownership.owned if ownership.owned is not None else CpuSet()
+    if foreign:
+        message = f"CPUs {foreign} are not Topobus' to give: the gateway's setting cpus.owned is {ownership.owned}"
+        return _refuse("cpu-not-ours", message, cpus=foreign, owned=ownership.owned)
+    anothers = wanted & ownership.running
+    if anothers:
+        message = (
+            f"CPUs {anothers} are another prepared claim's on this node: the ledger was lost, or is older than the gateway's checkpoint, or the cpu service chose wrongly."
+            " The ledger is told again while kubelet lists that claim's pod; end that pod, or make this claim anew"
+        )
+        return _refuse("cpu-of-claim", message, cpus=anothers)
+    taken = wanted & ownership.kubelet
+    if taken:
+        message = f"CPUs {taken} were given to a container by kubelet's CPU manager: leave them out of the gateway's setting cpus.owned, or of what kubelet may give"
+        return _refuse("cpu-of-kubelet", message, cpus=taken)
+    contradicted = wanted & ownership.kubelet_may_give
+    if contradicted:
+        owned = ownership.owned if ownership.owned is not None else "all"
+        message = (
+            f"CPUs {contradicted} are both sides' to give: the gateway's setting cpus.owned is {owned}, and kubelet's CPU manager, with policy static, may give"
+            f" {ownership.kubelet_may_give}. Name in cpus.owned only what kubelet reserves (--reserved-cpus), or set its policy to none"
+        )
+        return _refuse("cpu-of-kubelet", message, cpus=contradicted, owned=ownership.owned, kubelet=ownership.kubelet_may_give)
+    if wanted and not ownership.shared - wanted:
+        message = f"CPUs {wanted} are the last of the shared pool ({ownership.shared}): all other containers of the node would have none"
+        return _refuse("shared-pool-empty", message, cpus=wanted, shared=ownership.shared)
+    return None
+
+
+def _refuse(code: str, message: str, **facts: CpuSet | None) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts={name: str(ids) for name, ids in facts.items()}),))

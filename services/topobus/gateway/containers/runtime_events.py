@@ -1,0 +1,204 @@
+"""The gateway's one plugin of the container runtime, and who of the gateway hears which event: CPUs (`cpu_pinning`), sandboxes (`dra.sandbox_attachments`), containers (`live_containers`).
+
+Flows in: events of the runtime. Flows out: to each duty what it needs to know, and to the runtime one answer of all. A container that has the guard of a claim (`core.container_guard`) is let
+pass only when the claim is prepared here and every duty has done its part for this very container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from topobus.formats.messages.messages import RuntimeConnection
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
+from topobus.gateway.config import GatewaySettings, owned_cpus
+from topobus.gateway.containers.container_adjustments import ContainerAdjustments
+from topobus.gateway.containers.cpu_pinning import CpuPinning, CpuReports
+from topobus.gateway.containers.kernel_cpusets import KernelCpusets
+from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers
+from topobus.gateway.containers.nri_plugin import NriPlugin
+from topobus.gateway.containers.rules.cpusets import ContainerCpuset
+from topobus.gateway.containers.values import ContainerAnswer, CpusetUpdate, RunningContainer
+from topobus.gateway.device_plugins.allocatable_cpus import AllocatableCpus
+from topobus.gateway.metrics import CpusetMetrics
+from topobus.gateway.node_state import NodeState
+from topobus.process.clock import Clock
+from topobus.sysfs.tree import Tree
+from topobus.values.edits import ContainerEdits
+from topobus.values.idset import CpuSet
+from topobus.values.names import ClaimUid
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.sandbox import Sandbox
+
+__all__ = ["RuntimeDoor"]
+
+# A gateway that starts is told within a second; a runtime that is started with it needs longer.
+_STARTING_S = 60.0
+# A container whose sandbox the runtime does not list: it is known by its devices' CDI names alone.
+_UNTOLD = Sandbox(id="", uid="", namespace="", name="")
+
+
+class RuntimeDoor:
+    """The connection to the runtime, and its events passed on."""
+
+    def __init__(
+        self,
+        socket: str,
+        entry: Callable[[ClaimUid, str], ClaimEntry | None],
+        containers: LiveContainers,
+        clock: Clock,
+        report: Callable[[str], None],
+    ) -> None:
+        """Take the runtime's socket, who finds prepared claims by uid and class, who keeps what containers there are, and who hears why there is no connection (nothing: there is one)."""
+        self._containers = containers
+        containers.expect(self._why_absent)
+        self.attachments: SandboxAttachments | None = None
+        self.plugin = NriPlugin(socket, self, clock, report)
+        self.pinning: CpuPinning | None = None
+        """None where the node's CPUs are not Topobus' to give; set before `run`."""
+        self._entry = entry
+        self._clock = clock
+        self._begun_s = clock.monotonic()
+        self._adjustments: ContainerAdjustments | None = None
+
+    @classmethod
+    def of(
+        cls,
+        settings: GatewaySettings,
+        state: NodeState,
+        checkpoint: Checkpoint,
+        clock: Clock,
+        report: Callable[[str], None],
+        *,
+        reports: CpuReports,
+        metrics: CpusetMetrics,
+        tell_unseen: Callable[[str], None],
+    ) -> RuntimeDoor:
+        """Make the door that the settings ask for, with pinned CPUs where they name some; `tell_unseen` hears why the kernel's cpusets cannot be read."""
+        door = cls(settings.runtime.socket, checkpoint.ready, state.containers, clock, report)
+        owned = owned_cpus(settings.cpus)
+        if owned is None or owned:
+            door.pinning = CpuPinning(
+                door.plugin,
+                owned,
+                state,
+                checkpoint.entries,
+                clock,
+                AllocatableCpus(Path(settings.pod_resources_socket)).read,
+                KernelCpusets(Tree(settings.hardware)),
+                reports,
+                metrics,
+                tell_unseen,
+            )
+        return door
+
+    def serve(self, attachments: SandboxAttachments, asks: NodeAsks, adjust_s: float) -> None:
+        """Tell of sandboxes from now on, and let claims be prepared that need that; before `run`."""
+        self.attachments = attachments
+        self._adjustments = ContainerAdjustments(asks, self._entry, self._clock, adjust_s)
+        attachments.why_no_runtime = lambda: self.plugin.why_not
+
+    def connection(self) -> RuntimeConnection:
+        """Say whether the container runtime is there."""
+        unseen = self.pinning.unseen if self.pinning is not None else ""
+        pins_cpus = self.pinning is not None
+        return RuntimeConnection(socket=self.plugin.socket, why_not=self.plugin.why_not, pins_cpus=pins_cpus, cpusets_unseen=unseen)
+
+    def _why_absent(self, is_needed: bool) -> str:
+        """Say why the runtime has not told of containers.
+
+        One that is connected tells for certain: containerd waits with it while it cannot stop a container. One that is not, and whose socket is there, is waited for after a start.
+        """
+        is_starting = self._clock.monotonic() - self._begun_s < _STARTING_S and Path(self.plugin.socket).exists()
+        return self.plugin.why_not if is_needed or self.plugin.is_connected or is_starting else ""
+
+    async def run(self) -> None:
+        """Stay connected and do all duties, for ever."""
+        async with asyncio.TaskGroup() as group:
+            if self.attachments is not None:
+                group.create_task(self.attachments.run())
+            group.create_task(self.plugin.run())
+            group.create_task(self._containers.run())
+            if self.pinning is not None:
+                group.create_task(self.pinning.run())
+
+    # What the runtime tells.
+
+    def synchronize(self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]) -> Sequence[CpusetUpdate]:
+        """Begin anew with what is there."""
+        pods = {sandbox.id: sandbox for sandbox in sandboxes}
+        self._containers.synchronize(
+            _live(pods.get(container.sandbox_id, _UNTOLD), container) for container in containers if not container.has_ended
+        )
+        if self.attachments is not None:
+            self.attachments.synchronize(sandboxes)
+        return self.pinning.synchronize(sandboxes, containers) if self.pinning is not None else ()
+
+    async def sandbox_started(self, sandbox: Sandbox) -> None:
+        """Bring the devices of the pod's claims into it, before any container is there."""
+        if self.attachments is not None:
+            await self.attachments.sandbox_started(sandbox)
+
+    async def sandbox_stopped(self, sandbox: Sandbox) -> None:
+        """Take them out while its namespaces are still there."""
+        if self.pinning is not None:
+            self.pinning.sandbox_stopped(sandbox.id)
+        self._containers.sandbox_stopped(sandbox.id)
+        if self.attachments is not None:
+            await self.attachments.sandbox_stopped(sandbox)
+
+    def sandbox_removed(self, sandbox: Sandbox) -> None:
+        """Hear that it is gone."""
+        if self.attachments is not None:
+            self.attachments.sandbox_removed(sandbox)
+
+    async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer | Refusal:
+        """Give a new container what its claims promise, or keep it from being made."""
+        since_s = self._clock.monotonic()
+        for uid, device_class in container.guards:
+            if self._entry(uid, device_class) is None:
+                return _not_prepared(uid, device_class)
+        refusal = await self.attachments.admit(sandbox, container.guards) if self.attachments is not None else None
+        if refusal is not None:
+            return refusal
+        edits = await self._adjustments.adjust(sandbox, container, since_s) if self._adjustments is not None else ContainerEdits()
+        if isinstance(edits, Refusal):
+            return edits
+        self._containers.made(_live(sandbox, container))
+        cpuset = self.pinning.create_container(sandbox, container) if self.pinning is not None else None
+        return ContainerAnswer(cpuset=cpuset, passed=container.guards, edits=edits)
+
+    def container_started(self, container: RunningContainer) -> None:
+        """Hear that it runs."""
+        if self.pinning is not None:
+            self.pinning.container_started(container)
+
+    def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
+        """Keep a container's CPUs when kubelet changes something of it."""
+        return self.pinning.update_container(container, asked) if self.pinning is not None else None
+
+    def container_ended(self, container_id: str) -> None:
+        """Forget it; what waits for its end goes on."""
+        if self.pinning is not None:
+            self.pinning.container_ended(container_id)
+        self._containers.ended(container_id)
+
+
+def _live(sandbox: Sandbox, container: RunningContainer) -> LiveContainer:
+    return LiveContainer(
+        id=container.id,
+        name=container.name,
+        namespace=sandbox.namespace,
+        pod=sandbox.name,
+        pod_uid=sandbox.uid,
+        sandbox_id=container.sandbox_id,
+        cdi_devices=container.cdi_devices,
+    )
+
+
+def _not_prepared(uid: ClaimUid, device_class: str) -> Refusal:
+    text = f"it names devices of class {device_class} of a claim (uid {uid}) that is not prepared on this node"
+    return Refusal(reasons=(Reason(code="claim-not-prepared", message=text, facts={"claim_uid": uid, "device_class": device_class}),))

@@ -1,1 +1,0 @@
-"""The pure part of gateway: values in, values out."""

@@ -1,0 +1,112 @@
+"""Records what Allocate gave to each container, across restarts. Kubelet replays an Allocate answer from its own checkpoint at each container start, for weeks.
+
+Flows in: the edits of an allocation. Flows out: the same edits, to be compared before a container starts again. They are written at the container's first start and
+not in Allocate: nobody uses the answer earlier, and Allocate must not wait for a disk. A file that cannot be read counts as empty; then the next start of each
+container is accepted unchecked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from topobus.devicekit.containers.cdi_files import remove_leftovers, write
+from topobus.formats.messages.codec import decode, encode
+from topobus.gateway.boot import boot_id
+from topobus.gateway.disk import DiskWork
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import ConfigError, ContractError
+
+__all__ = ["AllocationRecord"]
+
+_VERSION = 1
+
+
+class _Given(Struct, frozen=True, kw_only=True):
+    """One allocation: what was given, under which boot of the machine it was last seen to be right."""
+
+    edits: ContainerEdits
+    boot_id: str
+
+
+class _File(Struct, frozen=True, kw_only=True):
+    version: int
+    entries: dict[str, _Given]
+
+
+class AllocationRecord:
+    """Owner key to what it was given."""
+
+    def __init__(self, path: Path, is_holder: Callable[[str], bool], *, boot_id: str) -> None:
+        """Read the file; one that does not exist is a new node. `is_holder` says whether an owner's key may still hold something.
+
+        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version.
+        """
+        self._path = path
+        self._is_holder = is_holder
+        self._boot_id = boot_id
+        self._disk = DiskWork()
+        self._fresh: dict[str, ContainerEdits] = {}
+        self._entries: dict[str, _Given] = _load(path)
+
+    @classmethod
+    def open(cls, path: Path, is_holder: Callable[[str], bool]) -> AllocationRecord:
+        """Read the file and this boot's id; only for the gateway that has the turn, since what a killed one left half written goes.
+
+        Errors: raises ConfigError as the constructor does.
+        """
+        remove_leftovers(path.parent, path.name)
+        return cls(path, is_holder, boot_id=boot_id())
+
+    def note(self, owner_key: str, edits: ContainerEdits) -> None:
+        """Remember an answer of Allocate; it is newer than whatever is stored."""
+        self._fresh[owner_key] = edits
+
+    def of(self, owner_key: str) -> ContainerEdits | None:
+        """Tell what was given; None when that is not known."""
+        if owner_key in self._fresh:
+            return self._fresh[owner_key]
+        entry = self._entries.get(owner_key)
+        return entry.edits if entry is not None else None
+
+    def is_of_this_boot(self, owner_key: str) -> bool:
+        """Say whether it was given, or seen to be right, since the machine started: devices are renumbered at its start."""
+        entry = self._entries.get(owner_key)
+        return owner_key in self._fresh or (entry is not None and entry.boot_id == self._boot_id)
+
+    async def confirm(self, owner_key: str, edits: ContainerEdits) -> None:
+        """Store what a container starts with, and forget what nobody holds any more; it is on disk when this returns.
+
+        Errors: raises OSError when the disk refuses.
+        """
+        await self._disk.do(lambda: self._confirm(owner_key, _Given(edits=edits, boot_id=self._boot_id)))
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written: then the file may be another process's."""
+        await self._disk.finish()
+
+    async def _confirm(self, owner_key: str, entry: _Given) -> None:
+        if self._entries.get(owner_key) != entry:
+            kept = {key: record for key, record in self._entries.items() if self._is_holder(key)}
+            entries = dict(sorted({**kept, owner_key: entry}.items()))
+            await asyncio.to_thread(write, self._path.parent, self._path.name, encode(_File(version=_VERSION, entries=entries)))
+            self._entries = entries
+            self._fresh = {key: container_edits for key, container_edits in self._fresh.items() if self._is_holder(key)}
+        if self._fresh.get(owner_key) == entry.edits:
+            del self._fresh[owner_key]
+
+
+def _load(path: Path) -> dict[str, _Given]:
+    mend = f"restore {path}, or move it away when no container on this node has devices by a device plugin any more"
+    try:
+        file = decode(path.read_bytes(), _File, where=str(path)) if path.exists() else None
+    except OSError as err:
+        raise ConfigError(f"gateway: cannot read {path}: {err.strerror}", next_step=mend) from err
+    except ContractError as err:
+        raise ConfigError(f"gateway: {err.message}", next_step=mend) from err
+    if file is not None and file.version != _VERSION:
+        raise ConfigError(f"gateway: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
+    return file.entries if file is not None else {}

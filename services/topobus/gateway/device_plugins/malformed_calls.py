@@ -1,0 +1,94 @@
+"""Turns undecodable bytes, in calls to our sockets and in answers of plugins, into an error and one log line.
+
+Flows in: every call before its method, and answers of plugins. Flows out: the message, INVALID_ARGUMENT, or a value that says that it was undecodable. gRPC itself
+would log a traceback for each, as often as any process on the node likes, and give a client None in place of the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from msgspec import Struct
+
+from topobus.process.logging import get_logger
+from topobus.process.tracing import entered
+
+__all__ = ["Malformed", "MalformedCalls", "reading"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Malformed(Struct, frozen=True):
+    """What could not be read; in place of a message."""
+
+    size_bytes: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes} bytes cannot be read: {self.why}"
+
+
+def reading(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Make a reader of messages that gives a value for bytes that are none."""
+
+    def careful(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError as err:
+            return Malformed(len(data), str(err))
+
+    return careful
+
+
+class MalformedCalls(grpc.aio.ServerInterceptor):
+    """Answers calls that cannot be read; all others go on as they came."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Put our reader in front of the method's own; the API has calls with one request alone."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None or handler.request_streaming:
+            return handler
+        method = str(handler_call_details.method)
+        how = {"request_deserializer": reading(handler.request_deserializer), "response_serializer": handler.response_serializer}
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_stream(method, handler.unary_stream), **how)
+        return grpc.unary_unary_rpc_method_handler(_call(method, handler.unary_unary), **how)
+
+
+def _call(method: str, work: Any) -> Any:
+    name = f"kubelet {method.rpartition('/')[2]}"
+
+    async def call(request: Any, context: Context) -> Any:
+        if isinstance(request, Malformed):
+            await _refuse(method, request, context)
+        with entered(name, method=method):
+            return await work(request, context)
+
+    return call
+
+
+def _stream(method: str, work: Any) -> Any:
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        if isinstance(request, Malformed):
+            await _refuse(method, request, context)
+        async with aclosing(work(request, context)) as messages:
+            async for message in messages:
+                yield message
+
+    return stream
+
+
+async def _refuse(method: str, malformed: Malformed, context: Context) -> None:
+    get_logger().warning("call.malformed", method=method, size_bytes=malformed.size_bytes, error=malformed.why)
+    await context.abort(
+        grpc.StatusCode.INVALID_ARGUMENT, f"{method}: the request of {malformed.size_bytes} bytes cannot be read: {malformed.why}"
+    )

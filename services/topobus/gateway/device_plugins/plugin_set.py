@@ -1,0 +1,212 @@
+"""Serves each class, pool and vendor's resource of the node as a device plugin, from its first device on.
+
+Flows in: what there is to offer, and which of it claims serve. Flows out: a registrar each. None is closed again while the gateway runs, but for a resource that claims
+serve from now on: its list is taken back, and it is closed when no pod has devices by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.config import GatewaySettings
+from topobus.gateway.device_plugins.allocation_record import AllocationRecord
+from topobus.gateway.device_plugins.device_plugin import DevicePlugin
+from topobus.gateway.device_plugins.foreign_plugins import ForeignPlugins
+from topobus.gateway.device_plugins.pci_devices import PciDevices
+from topobus.gateway.device_plugins.pod_resources import PodResourcesReader
+from topobus.gateway.device_plugins.registration import PluginRegistrar
+from topobus.gateway.device_plugins.sockets import FolderWatch
+from topobus.gateway.device_plugins.vendor_plugins import VendorPlugins
+from topobus.gateway.device_plugins.withdrawn_plugin import WithdrawnPlugin, held_by_plugin
+from topobus.gateway.metrics import CallMetrics
+from topobus.gateway.node_state import NodeState, Offer
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.vendor_profiles import profile_in
+
+__all__ = ["DevicePlugins"]
+
+# kubelet itself would wait for ever; all admissions of the node wait with it.
+_FOREIGN_PREFER_S = 1.0
+# kubelet tells the API server each 10 s what it has when that changed (nodeStatusUpdateFrequency), and takes a moment for it.
+_NODE_TOLD_S = 15.0
+
+
+class ClaimedResources(Protocol):
+    """Says which resources claims serve."""
+
+    async def wait(self) -> None:
+        """Wait until the first answers are good, and not long."""
+        ...
+
+    def serves(self, offer: Offer) -> bool:
+        """Say whether claims serve a resource; `changed` of the node's state tells of changes."""
+        ...
+
+    async def is_known_to_kubelet(self, resource: str) -> bool:
+        """Say whether kubelet counts devices of a resource."""
+        ...
+
+
+class DevicePlugins:
+    """The device plugins of the node."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        *,
+        watch: FolderWatch,
+        state: NodeState,
+        asks: NodeAsks,
+        metrics: CallMetrics,
+        foreign: ForeignPlugins | None,
+        clock: Clock,
+        is_awaited: Callable[[], bool],
+        claimed: ClaimedResources | None,
+    ) -> None:
+        """Take what they work with; `foreign` has the plugins that registered with us; `claimed` is None without a cluster."""
+        self.classes: dict[str, str] = {}
+        """Resource to class, of those that pods can have devices by."""
+        self._settings = settings
+        self._watch = watch
+        self._state = state
+        self._asks = asks
+        self._metrics = metrics
+        self._foreign = foreign
+        self._clock = clock
+        self._is_awaited = is_awaited
+        self._claimed = claimed
+        self._registrars: dict[str, PluginRegistrar] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._by_claims: set[str] = set()
+        self._variables: dict[str, str] = {}
+        self.pods = PodResourcesReader(Path(settings.pod_resources_socket), state.node, self.classes, state.name_of)
+        kubelet = settings.kubelet
+        self._vendors = VendorPlugins(
+            (Path(kubelet.device_plugin_dir), Path(kubelet.plugins_registry_dir)), Path(settings.pod_resources_socket)
+        )
+
+    async def run(self, lists: asyncio.TaskGroup, record: AllocationRecord) -> None:
+        """Serve what is offered, for ever; the registrars run in `lists`."""
+        if self._claimed is not None:
+            await self._claimed.wait()
+        while True:
+            ticket = self._state.changed.ticket()
+            for offer in self._offers():
+                self.classes[offer.resource] = offer.device_class
+                by_claims = self._claimed is not None and self._claimed.serves(offer)
+                if offer.resource in self._tasks and by_claims == (offer.resource in self._by_claims):
+                    continue
+                was_offered = offer.resource in self._registrars
+                await self._close(offer.resource)
+                if by_claims:
+                    self._by_claims.add(offer.resource)
+                    self._tasks[offer.resource] = lists.create_task(self._withdraw(offer, was_offered=was_offered))
+                else:
+                    self._by_claims.discard(offer.resource)
+                    pci_devices = self._pci_devices(offer)
+                    registrar = self._registrars[offer.resource] = self._served(offer, record, pci_devices)
+                    self._tasks[offer.resource] = lists.create_task(_run(registrar, pci_devices))
+            await ticket.wait()
+
+    async def _close(self, resource: str) -> None:
+        """End what serves a resource now."""
+        task = self._tasks.pop(resource, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._registrars.pop(resource, None)
+
+    async def _withdraw(self, offer: Offer, *, was_offered: bool) -> None:
+        """Take back what kubelet knows of a resource, whoever told it, and answer for it until no pod has devices by it."""
+        if not was_offered and not held_by_plugin(self._state, offer) and not await self._is_known_to_kubelet(offer.resource):
+            return
+        registrar = self._registrars[offer.resource] = self._registrar(offer, lambda: WithdrawnPlugin(offer, self._state))
+        self._watch.wake()
+        await registrar.run()
+        self._registrars.pop(offer.resource, None)
+        get_logger().info("plugin.withdrawn", resource=offer.resource)
+        self._watch.wake()
+
+    async def _is_known_to_kubelet(self, resource: str) -> bool:
+        """Say whether a gateway of before has offered a resource; its Node may not tell yet what kubelet has."""
+        if self._claimed is None:
+            return False
+        if await self._claimed.is_known_to_kubelet(resource):
+            return True
+        await self._clock.sleep(_NODE_TOLD_S)
+        return await self._claimed.is_known_to_kubelet(resource)
+
+    def statuses(self) -> dict[str, str]:
+        """Tell of each resource to offer whether it is registered, or what stands in the way."""
+        served = (offer.resource for offer in self._offers() if offer.resource not in self._by_claims)
+        statuses = dict.fromkeys(served, "not served yet")
+        return statuses | {resource: registrar.status for resource, registrar in self._registrars.items()}
+
+    def remarks(self) -> str:
+        """Name the resources that claims serve while pods still have devices by kubelet's allocation."""
+        taken_back = [name for name in sorted(self._by_claims) if name in self._registrars]
+        return f"claims serve {', '.join(taken_back)}; pods keep the devices that kubelet gave them" if taken_back else ""
+
+    def offers(self, device_class: str) -> bool:
+        """Say whether pods can have devices of a class by a device plugin."""
+        own = {offer.resource for offer in self._offers() if offer.device_class == device_class}
+        return self._settings.offers_plugin(device_class) and not (own and own <= self._by_claims)
+
+    def rivals(self) -> dict[str, str]:
+        """Tell which resources are not registered because a vendor's own plugin has them."""
+        return {resource: registrar.rival for resource, registrar in sorted(self._registrars.items()) if registrar.rival}
+
+    def _offers(self) -> list[Offer]:
+        return [offer for offer in self._state.offers() if self._settings.offers_plugin(offer.device_class, offer.pool)]
+
+    def _served(self, offer: Offer, record: AllocationRecord, pci_devices: PciDevices | None) -> PluginRegistrar:
+        settings, device_class = self._settings, offer.device_class
+        foreign = self._foreign if self._foreign is not None and self._foreign.resource_of(device_class) else None
+        if foreign is not None:
+            self._asks.preferences[device_class] = foreign.preference(device_class, _FOREIGN_PREFER_S)
+        before_start = foreign.before_start(device_class) if foreign is not None else None
+        return self._registrar(
+            offer,
+            lambda: DevicePlugin(
+                offer,
+                state=self._state,
+                asks=self._asks,
+                record=record,
+                pods=self.pods,
+                metrics=self._metrics,
+                variables=self._variables,
+                deadlines=settings.deadlines,
+                before_start=before_start,
+                is_from_end=settings.offers_dra(device_class, offer.pool),
+                pci_devices=pci_devices,
+            ),
+        )
+
+    def _registrar(self, offer: Offer, plugin: Callable[[], DevicePlugin | WithdrawnPlugin]) -> PluginRegistrar:
+        return PluginRegistrar(
+            offer,
+            plugin,
+            watch=self._watch,
+            state=self._state,
+            deadlines=self._settings.deadlines,
+            clock=self._clock,
+            is_awaited=self._is_awaited,
+            vendors=self._vendors if profile_in(offer.resource, offer.device_class, self._settings.profiles) is not None else None,
+        )
+
+    def _pci_devices(self, offer: Offer) -> PciDevices | None:
+        """Say what is told of devices by their PCI addresses, for Multus; None where the resource does not name them so."""
+        is_named_so = self._settings.ids_of(offer.device_class, offer.resource) == "pci"
+        return PciDevices(offer, self._state, Path(self._settings.device_info_dir)) if is_named_so else None
+
+
+async def _run(registrar: PluginRegistrar, pci_devices: PciDevices | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        if pci_devices is not None:
+            group.create_task(pci_devices.follow())
+        group.create_task(registrar.run())

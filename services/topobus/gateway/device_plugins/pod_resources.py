@@ -1,0 +1,187 @@
+"""kubelet's PodResources as values: which container has which of our devices.
+
+Flows in: kubelet's List, never more often than its rate limit allows. Flows out: uses by container, and the ids of every resource.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from msgspec import Struct
+
+from topobus.gateway.containers.rules.exclusive import ExclusiveUse
+from topobus.gateway.device_plugins.pod_contents import PodContents
+from topobus.gateway.device_plugins.sockets import dialling, identity
+from topobus.gateway.reconcile.rules.pods import PodUse
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.process.logging import get_logger
+from topobus.values.request import Owner
+
+__all__ = ["Listing", "PodResourcesReader"]
+
+_CALL_LIMIT_S = 5.0
+# kubelet answers ten at once and then a hundred a second, for all its clients together; ours stays far below.
+_BETWEEN_S = 0.1
+
+
+class Listing(Struct, frozen=True, kw_only=True):
+    """One look."""
+
+    kubelet: tuple[int, int, int]
+    """Whose list it is: kubelet's socket as it was before the look."""
+    in_use: dict[str, frozenset[str]]
+    """Resource to the devices that pods have, ours by their names; other people's resources are in it."""
+    uses: tuple[PodUse, ...]
+    """Our devices by container."""
+    exclusive: tuple[ExclusiveUse, ...] = ()
+    """CPUs and memory that kubelet's own managers gave to containers."""
+
+
+class PodResourcesReader:
+    """Asks kubelet; one look serves for all who had asked before it began, and for nobody who asks later."""
+
+    def __init__(
+        self,
+        socket: Path,
+        node: str,
+        resources: Mapping[str, str],
+        name_of: Callable[[str, str], str] = lambda _resource, device_id: device_id,
+    ) -> None:
+        """Take the classes of our resources, and what gives a device's name by resource and kubelet's id."""
+        self.socket = socket
+        self._node = node
+        self._resources = resources
+        self._name_of = name_of
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        """How many looks have begun."""
+        self._seen: tuple[int, Listing | str] = (0, "")
+        """Which look was the last to end, and what it gave."""
+        self._rests_until = 0.0
+        self._contents = PodContents()
+        self._allocating = 0
+        """How many calls of kubelet's are under way in which it allocates."""
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @contextmanager
+    def unlisted(self) -> Iterator[None]:
+        """Have no list made while kubelet allocates: one that frees a pod's devices then makes it forget those that it allocates (see `DevicePlugin`)."""
+        self._allocating += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._allocating -= 1
+            if not self._allocating:
+                self._is_idle.set()
+                # Until kubelet has written down what it was answered.
+                self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + _BETWEEN_S)
+
+    async def users(self, resource: str, pods: Sequence[Owner | None]) -> dict[str, frozenset[str]]:
+        """Ask kubelet which devices of a resource these pods have; without a pod's name (None) among them, all pods, by a list. Empty where kubelet does not tell.
+
+        Shapes: result — by `namespace/name`.
+        """
+        if not pods:
+            return {}
+        if None in pods:
+            listing = await self._list_pods()
+            uses = listing.uses if isinstance(listing, Listing) else ()
+        else:
+            of_pods = [await self._uses_of(pod) for pod in pods if pod is not None]
+            uses = tuple(itertools.chain.from_iterable(of_pods))
+        held: dict[str, frozenset[str]] = {}
+        for use in uses:
+            if use.resource == resource:
+                name = f"{use.namespace}/{use.pod}"
+                held[name] = held.get(name, frozenset()) | {*use.devices}
+        return held
+
+    async def _uses_of(self, pod: Owner) -> tuple[PodUse, ...]:
+        """Ask for one pod; nothing when kubelet has none of that name, or its Get is off (before 1.34)."""
+        kubelet = identity(self.socket)
+        if kubelet is None:
+            return ()
+        async with dialling(self.socket) as channel:
+            try:
+                request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
+                answer = await rpc.PodResourcesListerStub(channel).Get(request, timeout=_CALL_LIMIT_S)
+            except grpc.aio.AioRpcError as err:
+                # UNKNOWN is kubelet's word for a pod that it does not have, and where Get is switched off.
+                if err.code() is not grpc.StatusCode.UNKNOWN:
+                    get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+                return ()
+        return self._to_listing(kubelet, pb.ListPodResourcesResponse(pod_resources=[answer.pod_resources]), PodContents()).uses
+
+    async def read(self) -> Listing | str:
+        """Look; the text says why kubelet does not tell. The answer is no older than the call, which may wait a tenth of a second for its turn."""
+        before = self._begun
+        async with self._lock:
+            if self._seen[0] > before:
+                # Whoever had the lock before this one began to look after this one had asked.
+                return self._seen[1]
+            loop = asyncio.get_running_loop()
+            # Where one call after the other comes, it is asked all the same.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CALL_LIMIT_S):
+                    await self._is_idle.wait()
+            await asyncio.sleep(max(0.0, self._rests_until - loop.time()))
+            self._rests_until = loop.time() + _BETWEEN_S
+            self._begun += 1
+            self._seen = (self._begun, await self._list_pods())
+            return self._seen[1]
+
+    async def _list_pods(self) -> Listing | str:
+        kubelet = identity(self.socket)
+        if kubelet is None:
+            return f"there is no kubelet at {self.socket}"
+        async with dialling(self.socket) as channel:
+            try:
+                answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
+            except grpc.aio.AioRpcError as err:
+                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+                return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
+        return self._to_listing(kubelet, answer, self._contents)
+
+    def _to_listing(self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse, contents: PodContents) -> Listing:
+        in_use: dict[str, set[str]] = {}
+        devices: dict[tuple[str, ...], set[str]] = {}
+        exclusive: list[ExclusiveUse] = []
+        for pod, content in contents.read(answer):
+            where = (pod.namespace, pod.name)
+            exclusive += content.exclusive
+            for container, resource, ids in content.devices:
+                names = {self._name_of(resource, device_id) for device_id in ids}
+                in_use.setdefault(resource, set()).update(names)
+                device_class = self._resources.get(resource)
+                if device_class is not None:
+                    devices.setdefault((*where, container, resource, "", "", device_class), set()).update(names)
+            for container, claim_namespace, claim, pool, device_class, device in content.claimed:
+                if pool == self._node:
+                    devices.setdefault((*where, container, "", claim_namespace, claim, device_class), set()).add(device)
+        return Listing(
+            kubelet=kubelet,
+            in_use={resource: frozenset(ids) for resource, ids in in_use.items()},
+            uses=tuple(
+                PodUse(
+                    namespace=key[0],
+                    pod=key[1],
+                    container=key[2],
+                    resource=key[3],
+                    claim_namespace=key[4],
+                    claim=key[5],
+                    device_class=key[6],
+                    devices=tuple(sorted(held)),
+                )
+                for key, held in sorted(devices.items())
+            ),
+            exclusive=tuple(exclusive),
+        )

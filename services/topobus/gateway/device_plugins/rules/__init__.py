@@ -1,0 +1,1 @@
+"""The pure part of device plugins: values in, values out."""

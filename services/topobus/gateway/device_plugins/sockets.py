@@ -1,0 +1,200 @@
+"""Unix sockets: serve gRPC on one, notice when one is removed or replaced, and remove those that a dead process left.
+
+Flows in: paths. Flows out: running servers and wake-ups. The error boundary of every gRPC method is here, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from topobus.gateway.device_plugins.malformed_calls import MalformedCalls
+from topobus.gateway.metrics import CallMetrics
+from topobus.gateway.node_state import Broadcast
+from topobus.process.clock import until_tick
+from topobus.process.folder_events import FolderEvents
+from topobus.process.logging import get_logger
+from topobus.values.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
+from topobus.values.outcome import Refusal
+
+__all__ = ["CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving", "within"]
+
+T = TypeVar("T")
+
+# A status travels in a header, where three bytes may stand for one, and gRPC begins to drop headers of 8 KiB: a longer text would hide the status itself.
+_TEXT_LIMIT_BYTES = 2048
+
+
+class CallRefused(Exception):
+    """Raised inside a gRPC method for an answer that kubelet must get as an error."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def refuse(refusal: Refusal, doing: str) -> NoReturn:
+    """Turn a refusal into the error of the call, with every reason in it."""
+    raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(reason.message for reason in refusal.reasons)}")
+
+
+async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
+    """Do a call's work within a deadline of our own, for kubelet sets none or a longer one.
+
+    Errors: raises CallRefused when the time is up.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError as err:
+        raise CallRefused(grpc.StatusCode.DEADLINE_EXCEEDED, f"{what} was not done within {limit_s:g} s") from err
+
+
+async def answer(
+    context: grpc.aio.ServicerContext[Any, Any], metrics: CallMetrics, method: str, device_class: str, work: Awaitable[T]
+) -> T:
+    """Run one gRPC method: every error becomes a status with one clear sentence, never a traceback on the wire."""
+    started = asyncio.get_running_loop().time()
+    outcome = "ok"
+    try:
+        return await work
+    except CallRefused as err:
+        outcome, code, text = "refused", err.code, str(err)
+    except PeerUnavailable as err:
+        outcome, code, text = "unavailable", grpc.StatusCode.UNAVAILABLE, str(err)
+    except TopobusError as err:
+        outcome, code, text = "failed", grpc.StatusCode.INTERNAL, str(err)
+        if not isinstance(err, ContractError):
+            get_logger().error("call.failed", method=method, device_class=device_class, error=text)
+    except asyncio.CancelledError:
+        outcome = "cancelled"
+        raise
+    except Exception as err:  # noqa: BLE001
+        # boundary: gRPC servicer. Our own bug must not end the stream of other calls.
+        get_logger().exception("call.crashed", method=method, device_class=device_class)
+        outcome, code, text = "crashed", grpc.StatusCode.INTERNAL, f"topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
+    finally:
+        elapsed_s = asyncio.get_running_loop().time() - started
+        metrics.calls_s.labels(method, device_class, outcome).observe(elapsed_s)
+    if len(text.encode()) > _TEXT_LIMIT_BYTES:
+        text = f"{text.encode()[:_TEXT_LIMIT_BYTES].decode(errors='ignore')} ..."
+    get_logger().warning("call.refused", method=method, device_class=device_class, code=code.name, error=text)
+    return await context.abort(code, text)
+
+
+@asynccontextmanager
+async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[None]:
+    """Serve gRPC on a socket for the length of a block; the socket is ours and goes away with it.
+
+    Errors: raises ConfigError when the socket cannot be made.
+    """
+    server = grpc.aio.server(interceptors=[MalformedCalls()])
+    add(server)
+    try:
+        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        own = identity(path)
+    except (OSError, RuntimeError) as err:
+        raise ConfigError(f"cannot listen on {path}: {err}", next_step="check the folder's rights") from err
+    try:
+        yield
+    finally:
+        # No grace: kubelet's streams never end by themselves.
+        await server.stop(None)
+        if identity(path) == own:
+            # Another gateway may serve under this name by now: only our own socket is ours to remove.
+            path.unlink(missing_ok=True)  # noqa: ASYNC240  (one unlink is shorter than a thread's start)
+
+
+def dialling(path: Path) -> grpc.aio.Channel:
+    """Open a channel of its own to a socket of kubelet's.
+
+    gRPC shares connections (and their back-off) between the channels of one process; a restarted kubelet listens under the same name.
+    """
+    return grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """Tell one socket from another of the same name; None when there is none. The time of change is in it, for inode numbers come again."""
+    try:
+        found_stat = path.lstat()
+    except OSError:
+        return None
+    return (found_stat.st_dev, found_stat.st_ino, found_stat.st_ctime_ns) if stat.S_ISSOCK(found_stat.st_mode) else None
+
+
+def remove_stale(folder: Path, pattern: str) -> None:
+    """Remove sockets of ours on which nobody listens; one that answers belongs to a living gateway."""
+    for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
+        if identity(path) is None:
+            continue
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(0.2)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+                get_logger().info("socket.removed-stale", path=str(path))
+            except OSError:
+                # It may be busy or not ours to reach: leave it.
+                continue
+
+
+class FolderWatch:
+    """Wakes its waiters when something in a folder changes, and every so often besides: not every file system tells."""
+
+    def __init__(self, folder: Path, watchdog_s: float) -> None:
+        self.folder = folder
+        self._watchdog_s = watchdog_s
+        self._broadcast = Broadcast()
+
+    async def run(self) -> None:
+        """Watch for ever; the folder may come and go."""
+        while True:
+            try:
+                with FolderEvents(self.folder) as events:
+                    is_there = True
+                    while is_there:
+                        # Once before the first wait: what came before the kernel listened is seen as well.
+                        self._broadcast.announce()
+                        is_there = await self._changed(events)
+            except (FileNotFoundError, NotADirectoryError):
+                # It is looked for again below.
+                pass
+            except OSError as err:
+                get_logger().warning("folder.watch-failed", folder=str(self.folder), error=str(err))
+            await asyncio.sleep(self._watchdog_s)
+            self._broadcast.announce()
+
+    async def _changed(self, events: FolderEvents) -> bool:
+        """Wait for the folder's next event, or for the watchdog; False when the folder is gone."""
+        try:
+            async with asyncio.timeout(until_tick(asyncio.get_running_loop().time(), self._watchdog_s)):
+                return await events.next()
+        except TimeoutError:
+            return self.folder.is_dir()
+
+    def wake(self) -> None:
+        """Let all waiters look again."""
+        self._broadcast.announce()
+
+    async def next(self) -> None:
+        """Wait for the next wake-up."""
+        await self._broadcast.ticket().wait()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something is true."""
+        while True:
+            ticket = self._broadcast.ticket()
+            if holds():
+                return
+            await ticket.wait()

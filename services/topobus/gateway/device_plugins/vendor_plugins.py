@@ -1,0 +1,81 @@
+"""Sees whether a vendor's own device plugin serves a resource on this node that a profile names: of two plugins with one resource kubelet keeps the last to register.
+
+Flows in: kubelet's folders and its PodResources. Flows out: why we do not register, empty when nobody else is there. A plugin is recognised by its socket while somebody
+listens on it, and, before our first registration, by what kubelet can allocate of the resource. Its API is not called: NVIDIA's plugin sends a change of health to one stream only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from topobus.gateway.device_plugins.sockets import dialling, identity
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.values.vendor_profiles import socket_names
+
+__all__ = ["VendorPlugins"]
+
+# Both answer from memory.
+_CONNECT_LIMIT_S = 1.0
+_CALL_LIMIT_S = 1.0
+
+
+class VendorPlugins:
+    """Looks for the plugin of a resource."""
+
+    def __init__(self, folders: Sequence[Path], pod_resources: Path) -> None:
+        """Take the folders where device plugins serve, and kubelet's PodResources socket."""
+        self._folders = tuple(folders)
+        self._pod_resources = pod_resources
+
+    async def rival_of(self, resource: str, *, own_sockets: str, is_first: bool) -> str:
+        """Say which plugin serves the resource; empty for none.
+
+        Shapes: own_sockets — pattern of the names that gateways give to this resource's sockets; is_first — we have not registered it yet, so that what kubelet
+                can allocate of it is not ours, unless another gateway of ours serves it, whose turn ends.
+        """
+        path = await asyncio.to_thread(self._listening, socket_names(resource))
+        if path is not None:
+            return f"another device plugin serves {resource} at {path}"
+        if not is_first or await asyncio.to_thread(self._is_served_by, own_sockets):
+            return ""
+        count = await self._allocatable(resource)
+        return f"kubelet can allocate {count} devices of {resource} that another device plugin lists" if count else ""
+
+    def _listening(self, names: Sequence[str]) -> Path | None:
+        return next((folder / name for folder in self._folders for name in names if _is_listening(folder / name)), None)
+
+    def _is_served_by(self, pattern: str) -> bool:
+        return any(_is_listening(path) for folder in self._folders for path in sorted(folder.glob(pattern)))
+
+    async def _allocatable(self, resource: str) -> int:
+        """Count what kubelet can allocate; nothing where it does not say."""
+        if identity(self._pod_resources) is None:
+            return 0
+        async with dialling(self._pod_resources) as channel:
+            try:
+                answer = await rpc.PodResourcesListerStub(channel).GetAllocatableResources(
+                    pb.AllocatableResourcesRequest(), timeout=_CALL_LIMIT_S
+                )
+            except grpc.aio.AioRpcError:
+                return 0
+        return len({device_id for entry in answer.devices if entry.resource_name == resource for device_id in entry.device_ids})
+
+
+def _is_listening(path: Path) -> bool:
+    """Say whether somebody accepts connections; the socket of a process that died stays behind."""
+    if identity(path) is None:
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_CONNECT_LIMIT_S)
+            probe.connect(str(path))
+    except OSError:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Device plugins of others behind our gateway."""

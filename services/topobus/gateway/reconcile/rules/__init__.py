@@ -1,0 +1,1 @@
+"""The pure part of reconciliation: values in, values out."""

@@ -1,0 +1,72 @@
+"""Finds the pods that use a device plugin allocation or a claim: Allocate names no pod, and kubelet's PodResources lists it afterwards; a claim gets further ones.
+
+Flows in: the ledger, devices by container as kubelet lists them. Flows out: the pod of each allocation whose pod the ledger does not have yet. While two pods are
+listed for one allocation (kubelet lists an ended pod for a while) nothing is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from topobus.gateway.device_plugins.rules.replicas import ids_of
+from topobus.gateway.reconcile.rules.pods import PodUse
+from topobus.values.ledger import Allocation, Holders
+from topobus.values.request import Owner, OwnerKind
+
+__all__ = ["nameless", "pod_of", "pods_of_claims", "unnamed_users", "without_uid"]
+
+
+def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
+    """List allocations of kubelet's own of which nobody has said the pod."""
+    allocations = ledger.allocations.values() if ledger is not None else ()
+    return tuple(allocation for allocation in allocations if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and allocation.user is None)
+
+
+def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Allocation, Owner], ...]:
+    """Find the pod of each device plugin allocation, where the ledger says none or another one; by the owner's key. kubelet tells no uid, so it is empty."""
+    pods: dict[tuple[str, str], set[Owner]] = {}
+    for use in uses:
+        for device in use.devices if use.resource else ():
+            pods.setdefault((use.resource, device), set()).add(pod_of(use))
+    unnamed: list[tuple[Allocation, Owner]] = []
+    for _, allocation in sorted(ledger.allocations.items()):
+        if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN:
+            continue
+        users = {user for name in ids_of(allocation) for user in pods.get((allocation.owner.name, name), ())}
+        if len(users) == 1 and users != {allocation.user}:
+            unnamed.append((allocation, users.pop()))
+    return tuple(unnamed)
+
+
+def pods_of_claims(ledger: Holders, uses: Iterable[PodUse], listed_before: Mapping[str, frozenset[Owner]]) -> dict[str, tuple[Owner, ...]]:
+    """Say which pods use each claim now, by the owner's key.
+
+    Those that kubelet lists, and those that the ledger has and kubelet has not listed yet: a claim may be reserved for a pod some time before kubelet lists it.
+    Shapes: listed_before — by the owner's key, pods that kubelet has listed once, without uids.
+    """
+    listed: dict[tuple[str, str], set[Owner]] = {}
+    for use in uses:
+        if use.claim:
+            listed.setdefault((use.claim_namespace, use.claim), set()).add(pod_of(use))
+    pods: dict[str, tuple[Owner, ...]] = {}
+    for key, allocation in sorted(ledger.allocations.items()):
+        owner = allocation.owner
+        if owner.kind is not OwnerKind.CLAIM:
+            continue
+        present = listed.get((owner.namespace, owner.name), set())
+        kept = [pod for pod in allocation.pods if without_uid(pod) in present or without_uid(pod) not in listed_before.get(key, ())]
+        unnamed = present - set(map(without_uid, kept))
+        pods[key] = tuple(sorted((*kept, *unnamed), key=lambda pod: pod.key))
+    return pods
+
+
+def without_uid(pod: Owner) -> Owner:
+    """Name a pod as kubelet does."""
+    return structs.replace(pod, uid="")
+
+
+def pod_of(use: PodUse) -> Owner:
+    """Name the pod of a container as kubelet lists it."""
+    return Owner(kind=OwnerKind.POD, namespace=use.namespace, name=use.pod, uid="")

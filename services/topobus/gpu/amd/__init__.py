@@ -1,0 +1,1 @@
+"""AMD's cards: their partitions and modes."""

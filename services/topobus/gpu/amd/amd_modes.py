@@ -1,0 +1,127 @@
+"""Brings an idle AMD card into another compute partition mode, and says why when it cannot.
+
+Flows in: the card as KFD and amdgpu show it. Flows out: the modes that it can have, one write of `current_compute_partition`, and a refusal where somebody uses the card, the
+kernel refuses, or KFD does not agree in time.
+
+The kernel refuses a card that a process computes on (EBUSY); older kernels lock KFD as a whole, and refuse while any process of the node has it open. The memory
+mode (NPS) is left as it is: amdgpu stores a wish for all cards of an XGMI hive, and takes it when the driver is loaded again.
+Source: drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (available_compute_partition, current_compute_partition), amdgpu_gmc.c (current_memory_partition: "please remove and reload the
+driver"), amdkfd/kfd_device.c (kgd2kfd_check_and_lock_kfd).
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from topobus.devicekit.pci import pci_folder
+from topobus.gpu.amd.amd_cards import COUNTS, WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
+from topobus.gpu.kfd_processes import kfd_processes
+from topobus.gpu.leftovers import Timer
+from topobus.gpu.processes import GpuProcess, holders_of, own_processes, process_of
+from topobus.sysfs.drm import function_drm_nodes
+from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+
+__all__ = ["SETTLE_S", "card_users", "part_counts", "refuse", "settle_mode", "write_mode", "write_text"]
+
+SETTLE_S = 30.0
+"""Seconds that KFD and the render nodes may take to agree with a new mode."""
+_LOOK_S = 0.05
+_CURRENT = "current_compute_partition"
+_AVAILABLE = "available_compute_partition"
+_CPX = "CPX"
+
+
+def part_counts(tree: Tree, card: AmdCard, compute_dies: int) -> dict[str, int]:
+    """Give the modes that a card can have, with how many parts each makes; fewer than two: it cannot be cut on demand.
+
+    Shapes: compute_dies — by the table of products, 0: not known there; then KFD tells.
+    """
+    text = tree.read(f"{pci_folder(card.address)}/{_AVAILABLE}") or ""
+    dies = compute_dies or sum(node.xcc_count for node in card.nodes) or (len(card.partitions) if card.mode == _CPX else 0)
+    counts = {WHOLE: 1, **COUNTS, _CPX: dies}
+    return {mode: counts[mode] for mode in re.findall(r"[A-Z]+", text.upper()) if counts.get(mode)}
+
+
+def card_users(tree: Tree, card: AmdCard) -> tuple[GpuProcess, ...]:
+    """Find the processes that use a card, whole or in parts: those that compute, and those that have one of its nodes open. This service is none.
+
+    Errors: raises HardwareError when KFD cannot be read. Cost: one readlink for each open file of the node.
+    """
+    nodes = {path.rpartition("/")[2] for path in function_drm_nodes(tree, card.address).paths}
+    nodes |= {path.rpartition("/")[2] for part in card.partitions for path in partition_drm_nodes(tree, card, part)}
+    computing = kfd_processes(tree, {node.number for node in card.nodes})
+    users = {pid: process_of(tree, pid, used) for pid, used in computing.items()}
+    users = {process.pid: process for process in holders_of(tree, nodes).processes} | users
+    own = own_processes(tree, tuple(users.values()))
+    return tuple(users[pid] for pid in sorted(users) if pid not in own)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of the kernel's; it answers when the driver has done it, or refuses as an OSError."""
+    path.write_text(f"{text}\n", encoding="ascii")
+
+
+def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path, str], None]) -> Refusal | None:
+    """Ask the kernel for a mode; None: it took the word."""
+    try:
+        write(tree.path(f"{pci_folder(address)}/{_CURRENT}"), mode)
+    except OSError as err:
+        hint = {
+            errno.EBUSY: "a process still has KFD open (on kernels that lock KFD as a whole: on any GPU of this node)",
+            errno.EINVAL: "the card does not have this mode with its memory mode",
+            errno.EROFS: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices (deploy/kubernetes-gpu-partitions)",
+            errno.EACCES: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices (deploy/kubernetes-gpu-partitions)",
+            errno.EPERM: "the card is being reset, or the service may not write /sys",
+        }.get(err.errno or 0, "")
+        text = f"amdgpu does not bring {address} into mode {mode}: {err.strerror}" + (f": {hint}" if hint else "")
+        return refuse("partition-mode-refused", text, address=str(address), mode=mode, error=err.errno or 0)
+    return None
+
+
+def settle_mode(tree: Tree, address: PciAddress, mode: str, count: int, timer: Timer, limit_s: float = SETTLE_S) -> AmdCard | Refusal:
+    """Wait until amdgpu, KFD and the render nodes agree on a mode; how the card is then."""
+    deadline = timer.now() + limit_s
+    while True:
+        why = ""
+        try:
+            # A tree that has seen nothing yet: folders come and go below the same names.
+            card = read_amd_cards(Tree(tree.settings), [address])[address]
+            why = _unsettled(tree, card, mode, count)
+            if not why:
+                return card
+        except HardwareError as err:
+            why = err.message
+        if timer.now() >= deadline:
+            text = f"{address} was asked for mode {mode} and is not in it after {limit_s:g} s: {why}"
+            return refuse("partition-mode-unsettled", text, address=str(address), mode=mode)
+        timer.sleep(_LOOK_S)
+
+
+def refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Refusal:
+    """Refuse with one reason."""
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+
+
+def _unsettled(tree: Tree, card: AmdCard, mode: str, count: int) -> str:
+    """Say what is missing for a card to be in a mode; empty: it is."""
+    if card.fault:
+        return card.fault
+    if card.mode != mode:
+        return f"it is in mode {card.mode or 'unknown'}"
+    if len(card.nodes) != count:
+        return f"KFD lists {len(card.nodes)} of its {count} parts"
+    if mode == WHOLE:
+        return "" if function_drm_nodes(tree, card.address).render else "it has no render node"
+    missing = [part.index for part in card.partitions if not _has_node(tree, card, part.node.render_minor)]
+    return f"there is no render node of part {', '.join(map(str, missing))}" if missing else ""
+
+
+def _has_node(tree: Tree, card: AmdCard, minor: int) -> bool:
+    """Say whether udev has made a render node, where this tree has such a folder."""
+    return not tree.exists("dev/dri") or tree.exists(f"dev/dri/renderD{minor}") or not minor

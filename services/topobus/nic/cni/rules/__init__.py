@@ -1,0 +1,1 @@
+"""The pure part of CNI: a chain's messages and its refusals."""

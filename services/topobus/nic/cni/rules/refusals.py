@@ -1,0 +1,246 @@
+"""Makes the refusals of the CNI room: one code a cause, with the plugin, the command and what to do next.
+
+Pure. Every message says what was found, where, and the next step; docs/reference/cni-errors.md is the operator's page of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topobus.values.outcome import Reason, Refusal
+
+__all__ = [
+    "chain_forbidden",
+    "check_unsupported",
+    "config_invalid",
+    "interface_missing",
+    "network_unknown",
+    "output_too_large",
+    "plugin_failed",
+    "plugin_forbidden",
+    "plugin_killed",
+    "plugin_missing",
+    "plugin_nonsense",
+    "plugin_timeout",
+    "plugin_unusable",
+    "state_unreadable",
+    "version_answered",
+    "version_unsupported",
+]
+
+# CNI specification, section "Error": 11 is "try again later", 50 and 51 are STATUS's "not available" and "limited".
+_TRY_AGAIN = 11
+# A plugin's own words go into events and claims: this much of them.
+_MESSAGE_CHARACTERS = 400
+
+
+def config_invalid(where: str, field: str, wanted: str, got: object) -> Refusal:
+    """Refuse a configuration list: its field, what may stand there, what stands there."""
+    shown = _shown(got)
+    return _refusal(
+        Reason(
+            code="cni-config-invalid",
+            message=f"{where}: {field} must be {wanted}, got {shown}; mend the configuration list and ask again",
+            facts={"where": where, "field": field, "wanted": wanted, "got": shown},
+        )
+    )
+
+
+def plugin_missing(where: str, plugin: str, field: str, looked_in: Sequence[str]) -> Refusal:
+    """Refuse a chain one of whose binaries is nowhere."""
+    return _refusal(
+        Reason(
+            code="cni-plugin-missing",
+            message=(
+                f"{where}: {field} names the CNI plugin {plugin}, and no executable of that name is in {', '.join(looked_in)};"
+                " install it there, or name its folder in the setting cni.bin_dirs"
+            ),
+            facts={"where": where, "plugin": plugin, "field": field, "looked_in": tuple(looked_in)},
+        )
+    )
+
+
+def plugin_forbidden(where: str, plugin: str, field: str, allowed: Sequence[str]) -> Refusal:
+    """Refuse a chain with a plugin type that the operator does not allow."""
+    return _refusal(
+        Reason(
+            code="cni-plugin-forbidden",
+            message=(
+                f"{where}: {field} names the CNI plugin {plugin}, which the setting cni.plugins does not allow"
+                f" ({', '.join(allowed) or 'it allows none'}); ask the operator to add it, or use another"
+            ),
+            facts={"where": where, "plugin": plugin, "field": field, "allowed": tuple(allowed)},
+        )
+    )
+
+
+def chain_forbidden(where: str) -> Refusal:
+    """Refuse a claim that brings its own configuration list where only the operator's networks may be named."""
+    return _refusal(
+        Reason(
+            code="cni-chain-forbidden",
+            message=(
+                f"{where}: the claim brings a configuration list of its own, and this node's setting cni.allow_claim_chains is off"
+                " (a chain runs programs as root); name one of the operator's networks instead"
+            ),
+            facts={"where": where},
+        )
+    )
+
+
+def network_unknown(where: str, network: str, names: Sequence[str]) -> Refusal:
+    """Refuse a network that the operator has not named."""
+    return _refusal(
+        Reason(
+            code="cni-network-unknown",
+            message=f"{where}: there is no network {network} in the setting cni.networks; it has {', '.join(names) or 'none'}",
+            facts={"where": where, "network": network, "known": tuple(names)},
+        )
+    )
+
+
+def version_unsupported(where: str, wanted: Sequence[str], plugin: str, supported: Sequence[str]) -> Refusal:
+    """Refuse a chain whose versions one of its plugins does not speak, by the plugin's own answer to VERSION."""
+    return _refusal(
+        Reason(
+            code="cni-version-unsupported",
+            message=(
+                f"{where}: the configuration list is of CNI version {' or '.join(wanted)}, and {plugin} speaks {', '.join(supported) or 'none'};"
+                " set cniVersion to one of these, or install a newer plugin"
+            ),
+            facts={"where": where, "wanted": tuple(wanted), "plugin": plugin, "supported": tuple(supported)},
+        )
+    )
+
+
+def version_answered(plugin: str, command: str, wanted: str, answered: str) -> Refusal:
+    """Refuse a result of another version than the one that the plugin was asked in."""
+    return _refusal(
+        Reason(
+            code="cni-version-answered",
+            message=f"the CNI plugin {plugin} was asked to {command} in version {wanted} and answered in {answered}; its result is not used",
+            facts={"plugin": plugin, "command": command, "wanted": wanted, "answered": answered},
+        )
+    )
+
+
+def plugin_timeout(plugin: str, command: str, limit_s: float) -> Refusal:
+    """Refuse what a plugin did not finish in time; it was killed with all it started."""
+    return _refusal(
+        Reason(
+            code="cni-plugin-timeout",
+            message=(
+                f"the CNI plugin {plugin} did not end its {command} within {limit_s:g} s and was killed;"
+                " find what it waits for, or raise the setting cni.timeout_s"
+            ),
+            facts={"plugin": plugin, "command": command, "limit_s": limit_s},
+        )
+    )
+
+
+def plugin_killed(plugin: str, command: str, signal: str, said: str) -> Refusal:
+    """Refuse what a plugin did not finish because it died by a signal."""
+    return _refusal(
+        Reason(
+            code="cni-plugin-killed",
+            message=f"the CNI plugin {plugin} died of {signal} during {command}{_also(said)}",
+            facts={"plugin": plugin, "command": command, "signal": signal},
+        )
+    )
+
+
+def plugin_nonsense(plugin: str, command: str, problem: str, said: str) -> Refusal:
+    """Refuse an answer that is not what the specification says."""
+    return _refusal(
+        Reason(
+            code="cni-plugin-nonsense",
+            message=f"the answer of the CNI plugin {plugin} to {command} cannot be used: {problem}{_also(said)}",
+            facts={"plugin": plugin, "command": command, "problem": problem},
+        )
+    )
+
+
+def output_too_large(plugin: str, command: str, limit_bytes: int) -> Refusal:
+    """Refuse an answer that is longer than any real one."""
+    return _refusal(
+        Reason(
+            code="cni-output-too-large",
+            message=f"the CNI plugin {plugin} wrote more than {limit_bytes} bytes in answer to {command} and was killed",
+            facts={"plugin": plugin, "command": command, "limit_bytes": limit_bytes},
+        )
+    )
+
+
+def plugin_failed(plugin: str, command: str, error_code: int, message: str, details: str) -> Refusal:
+    """Hand on a plugin's own error: its number, its message, its details."""
+    text = f"the CNI plugin {plugin} answered error {error_code} to {command}: {_cut(message) or 'no message'}"
+    if details:
+        text += f" ({_cut(details)})"
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"plugin": plugin, "command": command, "error_code": error_code}
+    if error_code == _TRY_AGAIN:
+        return _refusal(Reason(code="cni-try-again", message=text + "; it asks to be tried again later", facts=facts))
+    return _refusal(Reason(code="cni-plugin-failed", message=text, facts=facts))
+
+
+def plugin_unusable(plugin: str, path: str, problem: str) -> Refusal:
+    """Refuse a binary that is there and cannot be started, or must not be."""
+    return _refusal(
+        Reason(
+            code="cni-plugin-unusable",
+            message=f"the CNI plugin {plugin} ({path}) cannot be run: {problem}; install it anew",
+            facts={"plugin": plugin, "path": path, "problem": problem},
+        )
+    )
+
+
+def check_unsupported(network: str, version: str) -> Refusal:
+    """Refuse to say that an attachment is well where nobody can be asked."""
+    return _refusal(
+        Reason(
+            code="cni-check-unsupported",
+            message=f"the CNI network {network} (version {version}) has no CHECK: it came with 0.4.0, and a list may set disableCheck",
+            facts={"network": network, "version": version},
+        )
+    )
+
+
+def interface_missing(network: str, interface: str, got: Sequence[str]) -> Refusal:
+    """Refuse a chain whose result has no such interface inside the sandbox."""
+    return _refusal(
+        Reason(
+            code="cni-interface-missing",
+            message=(
+                f"the CNI network {network} reports no interface {interface} inside the sandbox (it reports {', '.join(got) or 'none'});"
+                " its first plugin must be one that makes or moves an interface"
+            ),
+            facts={"network": network, "interface": interface, "got": tuple(got)},
+        )
+    )
+
+
+def state_unreadable(path: str, problem: str) -> Refusal:
+    """Refuse to guess what an unreadable or unwritable record of an attachment said."""
+    return _refusal(
+        Reason(
+            code="cni-state-unreadable",
+            message=f"{path}: the record of a CNI attachment cannot be used: {problem}; see what it names, then mend or delete the file",
+            facts={"path": path, "problem": problem},
+        )
+    )
+
+
+def _refusal(reason: Reason) -> Refusal:
+    return Refusal(reasons=(reason,))
+
+
+def _shown(value: object) -> str:
+    return _cut(repr(value), 80)
+
+
+def _also(said: str) -> str:
+    return f"; it wrote: {_cut(said)}" if said else ""
+
+
+def _cut(text: str, limit: int = _MESSAGE_CHARACTERS) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,0 +1,1 @@
+"""The pure part of interfaces: values in, values out."""

@@ -1,1 +1,0 @@
-"""The pure part of topology: values in, values out."""

@@ -1,0 +1,1 @@
+"""State, events and asks over one supervised connection to NATS. No other room talks to NATS."""

@@ -1,0 +1,1 @@
+"""Requests and answers on the bus: deadlines, fairness among askers, and the answering side."""

@@ -1,0 +1,1 @@
+"""The supervised connection: one client at a time, replaced and never repaired."""

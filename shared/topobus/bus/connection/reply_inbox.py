@@ -1,0 +1,101 @@
+"""Awaits answers: one subscription for each client, one subject for each answer; all waiters fail at once when the client is lost.
+
+The subject of an answer names who may give it: `_INBOX.<we>.<who answers>.<random>.<random>` (`bus.server_config.inboxes`). All subjects of a client differ only in the third
+and the last token, so one subscription with two wildcards receives them all. A message at any other subject than the awaited one is ignored, whatever its tokens:
+it may come from another principal's branch, or be a stored message that somebody made the server deliver here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nats.aio.msg import Msg
+
+from topobus.bus.failures import ConnectionLost
+from topobus.bus.server_config.inboxes import inbox_branch
+
+__all__ = ["Expectation", "ReplyInbox", "is_nobody", "new_token"]
+
+
+def new_token() -> str:
+    """Give a token that nobody can guess: 88 random bits."""
+    return secrets.token_hex(11)
+
+
+class Expectation:
+    """One answer that is awaited at `subject`."""
+
+    def __init__(self, subject: str, answer: asyncio.Future[Msg]) -> None:
+        self.subject = subject
+        self.answer = answer
+        self.accepts: Callable[[Msg], bool] = _any
+        """What it says no to is as if it had not come."""
+
+    def take(self, message: Msg) -> None:
+        """Look at what arrived at our subject: the first that is accepted is the answer."""
+        if not self.answer.done() and self.accepts(message):
+            self.answer.set_result(message)
+
+
+def is_nobody(message: Msg) -> bool:
+    """Say whether this is the server's word that nobody listens there."""
+    return (message.headers or {}).get("Status") == "503" and not message.data
+
+
+def _any(_: Msg) -> bool:
+    return True
+
+
+class ReplyInbox:
+    """Matches what arrives with who waits for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: dict[str, Expectation] = {}
+        self._random = new_token()
+        self._answered_at = -math.inf
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since an answer came that somebody awaited."""
+        return asyncio.get_running_loop().time() - self._answered_at
+
+    @property
+    def pattern(self) -> str:
+        """What to subscribe to: all subjects that `expect` gives until `renew`."""
+        return f"{inbox_branch(self._name, '*')}.{self._random}.*"
+
+    def renew(self) -> None:
+        """Take another subject: what the lost client was to receive can no longer come in."""
+        self._random = new_token()
+
+    @contextmanager
+    def expect(self, answerer: str) -> Iterator[Expectation]:
+        """Await one answer of somebody (by connection name); giving up is leaving the block."""
+        subject = f"{inbox_branch(self._name, answerer)}.{self._random}.{new_token()}"
+        expected = Expectation(subject, asyncio.get_running_loop().create_future())
+        self._waiting[subject] = expected
+        try:
+            yield expected
+        finally:
+            self._waiting.pop(subject, None)
+            if expected.answer.done() and not expected.answer.cancelled():
+                # Looked at, even when nobody waits any more: otherwise asyncio complains of an error that nobody took.
+                expected.answer.exception()
+
+    def take(self, message: Msg) -> None:
+        """Hand an answer to who waits for it; one that nobody waits for is dropped."""
+        expected = self._waiting.get(message.subject)
+        if expected is not None:
+            self._answered_at = asyncio.get_running_loop().time()
+            expected.take(message)
+
+    def fail_all(self) -> None:
+        """Tell everybody that the connection is gone."""
+        for expected in list(self._waiting.values()):
+            if not expected.answer.done():
+                expected.answer.set_exception(ConnectionLost("the connection to NATS went away before the answer came"))

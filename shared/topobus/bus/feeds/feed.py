@@ -1,0 +1,401 @@
+"""A feed: delivers every message of a stream under a filter, in order, without gap or duplicate, until its reader stops.
+
+It uses a named, ephemeral, in-memory *pull* consumer. Pulling gives back-pressure: messages that were not requested stay on the server, so no queue overflows and
+nothing is dropped at the client. The consumer is disposable. After a gap in its numbers, missing heartbeats, a lost connection or an unexpected status it is created
+again from the last position. When the stream was lost or rolled back (another creation time, fewer messages than seen, another message at our position), the feed
+delivers RESET and then everything from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from enum import Enum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from nats.aio.msg import Msg
+
+from topobus.bus.connection.connection import Connection, Headers
+from topobus.bus.connection.subscriptions import Lasting
+from topobus.bus.failures import JetStreamError
+from topobus.bus.feeds.numbers import read_count
+from topobus.bus.feeds.shared_heartbeats import BEAT_S, Seat
+from topobus.bus.streams.jetstream import JetStream
+from topobus.process.backoff import full_jitter
+from topobus.process.logging import get_logger
+from topobus.values.errors import ContractError, PeerUnavailable
+
+__all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
+
+# What one pull may bring, in messages of the largest size: bounds our memory, whatever the reader does.
+_BATCH_BYTES = 8 * 1024 * 1024
+# How long a pull waits for messages. Short while the beginning is read: afterwards another pull asks for fewer heartbeats.
+_EAGER_EXPIRES_S = 5
+_EXPIRES_S = 30
+# While the beginning is read each feed asks for heartbeats: two of them before its end, and the server stands still (see _Snapshot). Afterwards one for all does
+# (see shared_heartbeats), for each one wakes up this process and the server.
+_EAGER_HEARTBEAT_S = 1
+# Silence is so many heartbeats missed, or the word missed that a pull has run out, and a little for a busy machine.
+_MISSED_HEARTBEATS = 2
+_BUSY_S = 1.0
+# The server removes a consumer that nobody pulled from for so long; a reader that paused longer simply gets a new one.
+_INACTIVE_S = 30
+_NANO = 1_000_000_000
+
+
+class From(Enum):
+    """Where a feed begins."""
+
+    NEWEST_OF_EACH = "last_per_subject"
+    """The newest message of each subject, then what comes."""
+    ALL = "all"
+    NEW = "new"
+
+
+class Mark(Enum):
+    """What is not a message."""
+
+    CAUGHT_UP = "caught-up"
+    """All that was there at the start has been delivered. Comes once, and once after each RESET."""
+    RESET = "reset"
+    """The stream is another one now: what was delivered before is void."""
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """One stored message."""
+
+    subject: str
+    headers: Headers
+    data: bytes
+    sequence: int
+    time_ns: int
+    is_replay: bool
+    """True for what was there before the feed began."""
+
+
+class Place(Struct, frozen=True):
+    """Where a delivered message stands: what the server writes into its reply subject."""
+
+    consumer_sequence: int
+    sequence: int
+    time_ns: int
+    pending: int
+
+    @classmethod
+    def parse(cls, reply: str) -> Place:
+        """Read both forms: nine tokens, and the newer one with domain and account in front (server flag js_ack_fc_v2).
+
+        Errors: raises ContractError for anything else.
+
+        >>> Place.parse("$JS.ACK.S.c.1.7.6.1700000000000000001.0")
+        Place(consumer_sequence=6, sequence=7, time_ns=1700000000000000001, pending=0)
+        """
+        tokens = reply.split(".")
+        if tokens[:2] == ["$JS", "ACK"] and (len(tokens) == 9 or len(tokens) >= 11):
+            last = 9 if len(tokens) == 9 else 11
+            try:
+                sequence, consumer_sequence, time_ns, pending = map(read_count, tokens[last - 4 : last])
+            except ContractError:
+                pass
+            else:
+                return cls(consumer_sequence, sequence, time_ns, pending)
+        raise ContractError(f"not a delivery of JetStream: its reply subject is {reply!r}")
+
+
+class _Reopen(Exception):
+    """Raised inside when the consumer must be made anew."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Snapshot:
+    """Decides when all that was there has been delivered.
+
+    Not by the server's count of pending messages: when a key is overwritten so often meanwhile that its first value is gone, a consumer of the
+    newest of each stands still there (2.10, 2.15) with nothing pending, or delivers others twice (2.9). Instead: deliver up to the newest message
+    that matches, look again, deliver up to what is the newest now. In the first round each key's value of the beginning came, unless it was
+    pushed out by newer ones; these stand at or before the second round's end.
+    """
+
+    def __init__(self, jetstream: JetStream, stream: str, pattern: str) -> None:
+        self._jetstream = jetstream
+        self._stream = stream
+        self._pattern = pattern
+        self._target = 0
+        self._rounds = 0
+
+    async def is_complete(self, position: int) -> bool:
+        """Say whether the snapshot ends at this position; costs a request in each of the two rounds."""
+        if position < self._target:
+            return False
+        if self._rounds == 2:
+            return True
+        self._rounds += 1
+        newest = await self._jetstream.last_message(self._stream, self._pattern)
+        self._target = newest.sequence if newest is not None else 0
+        return position >= self._target
+
+
+class Feed:
+    """Reads one stream. Use `messages()` once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        pattern: str,
+        start: From,
+        *,
+        behind: int = 0,
+        on_waiting: Callable[[str], None] | None = None,
+        has_data: bool = True,
+    ) -> None:
+        """Make a feed; `behind`: skip all up to this sequence; `on_waiting` hears why nothing can be read, each time that it was tried; `has_data`: false for headers alone."""
+        self._has_data = has_data
+        self._on_waiting = on_waiting
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+        self._stream = stream
+        self._pattern = pattern
+        self._start = start
+        self._created = ""
+        self._position = behind
+        self._position_ns = 0
+        self._is_caught_up = False
+        self._began_at = 0
+
+    async def messages(self) -> AsyncGenerator[Delivery | Mark, None]:
+        """Yield messages and marks until closed."""
+        attempt = 0
+        is_first = True
+        waits = False
+        while True:
+            await self._connection.wait_up()
+            try:
+                if await self._is_replaced():
+                    self._note("replaced")
+                    self._position = self._position_ns = 0
+                    self._is_caught_up = False
+                    yield Mark.RESET
+                async with aclosing(self._read_one_consumer()) as items:
+                    async for item in items:
+                        attempt = 0
+                        if waits:
+                            get_logger().info("feed.healed", stream=self._stream)
+                            waits = False
+                        yield item
+            except _Reopen as err:
+                self._note(err.reason)
+            except (PeerUnavailable, JetStreamError, ContractError) as err:
+                # Whoever reads that it waits also reads that it is over; what comes after a start is told by the bus.
+                waits = waits or is_first
+                level = "info" if is_first else "debug"
+                error = _describe_failure(err, self._stream)
+                getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=error)
+                if self._on_waiting is not None:
+                    self._on_waiting(error)
+            is_first = False
+            await asyncio.sleep(full_jitter(attempt))
+            attempt += 1
+
+    # one consumer
+
+    async def _is_replaced(self) -> bool:
+        """Look at the stream: is it still the one that we know? Remembers it otherwise."""
+        info = await self._jetstream.stream_info(self._stream)
+        if info is None:
+            raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them")
+        if not self._created:
+            self._created, self._began_at = info.created, info.last_sequence
+            if self._start is From.NEW:
+                # Fixed now, so that what comes while we are away later is not skipped.
+                self._start, self._position, self._is_caught_up = From.ALL, info.last_sequence, True
+            return False
+        is_other = info.created != self._created or info.last_sequence < self._position or not await self._is_anchored()
+        if is_other:
+            self._created, self._began_at = info.created, info.last_sequence
+        return is_other
+
+    async def _is_anchored(self) -> bool:
+        """Say whether the message at our position is the one that we delivered: a store put back and written on has another one there."""
+        if not self._position_ns:
+            return True
+        stored = await self._jetstream.message_at(self._stream, self._position)
+        # Gone is no proof: newer ones of its subject may have pushed it out.
+        return stored is None or stored.time_ns == self._position_ns
+
+    async def _read_one_consumer(self) -> AsyncGenerator[Delivery | Mark, None]:
+        name = f"{self._connection.instance}-{secrets.token_hex(4)}"
+        inbox = self._connection.new_inbox()
+        arrived: asyncio.Queue[Msg | _Reopen] = asyncio.Queue()
+        seat: Seat | None = None
+
+        async def on_message(message: Msg) -> None:
+            arrived.put_nowait(message)
+            if seat is not None:
+                seat.note_message()
+
+        forget = self._connection.on_change(lambda: arrived.put_nowait(_Reopen("connection-lost")))
+        lasting: Lasting | None = None
+        try:
+            generation = self._connection.generation
+            lasting = await self._connection.subscribe(inbox, on_message)
+            server = await self._make_consumer(name)
+            snapshot = _Snapshot(self._jetstream, self._stream, self._pattern)
+            if not self._is_caught_up and await snapshot.is_complete(self._position):
+                self._is_caught_up = True
+                yield Mark.CAUGHT_UP
+            if generation != self._connection.generation or not self._connection.is_connected:
+                raise _Reopen("connection-lost")
+            expected = 1
+            wanted = 0
+            idle = 0
+            silence_s = 0.0
+            while True:
+                if wanted <= 0:
+                    wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
+                    if not self._is_caught_up:
+                        silence_s = _MISSED_HEARTBEATS * _EAGER_HEARTBEAT_S + _BUSY_S
+                        await self._pull(name, inbox, wanted, expires_s=_EAGER_EXPIRES_S, heartbeat_s=_EAGER_HEARTBEAT_S)
+                    else:
+                        if seat is None:
+                            seat = self._connection.heartbeats.enter(server, lambda reason: arrived.put_nowait(_Reopen(reason)))
+                        silence_s = _EXPIRES_S + _BUSY_S
+                        await self._pull(name, inbox, wanted, expires_s=_EXPIRES_S, heartbeat_s=BEAT_S if seat.takes_beats() else 0)
+                if seat is not None:
+                    seat.is_waiting = True
+                message = await self._next(arrived, silence_s)
+                if seat is not None:
+                    seat.is_waiting = False
+                status = (message.headers or {}).get("Status") if not message.data else None
+                if status is not None and message.subject == inbox:
+                    wanted = _read_status(status, message.headers or {}, wanted, expected)
+                    idle += 1
+                    if idle >= 2 and not self._is_caught_up:
+                        # The server stands still before the end (see _Snapshot); a consumer that starts at our position does not.
+                        raise _Reopen("stalled")
+                    continue
+                if f".{self._stream}.{name}." not in message.reply and message.reply.startswith("$JS.ACK."):
+                    # Another consumer's delivery, which the server was told to bring here: not of our stream, or not of our filter.
+                    self._connection.metrics.strays.labels(self._stream, "consumer").inc()
+                    self._connection.quiet.warning("feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200])
+                    continue
+                idle = 0
+                place = Place.parse(message.reply)
+                if place.consumer_sequence != expected:
+                    raise _Reopen("gap")
+                expected += 1
+                self._connection.metrics.pending.labels(self._stream).set(place.pending)
+                wanted -= 1
+                if place.sequence <= self._position:
+                    continue
+                yield Delivery(
+                    subject=message.subject,
+                    headers=message.headers or {},
+                    data=message.data,
+                    sequence=place.sequence,
+                    time_ns=place.time_ns,
+                    is_replay=place.sequence <= self._began_at,
+                )
+                self._position, self._position_ns = place.sequence, place.time_ns
+                if not self._is_caught_up and await snapshot.is_complete(self._position):
+                    self._is_caught_up = True
+                    yield Mark.CAUGHT_UP
+        finally:
+            forget()
+            if seat is not None:
+                seat.leave()
+            if lasting is not None:
+                await self._connection.unsubscribe(lasting)
+            if self._connection.is_connected:
+                # Best effort; the server removes it anyway when nobody pulls.
+                try:
+                    await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}")
+                except PeerUnavailable:
+                    pass
+
+    async def _make_consumer(self, name: str) -> str:
+        """Make the consumer; gives the server of a cluster that keeps it, an empty text where there is one server only."""
+        config: dict[str, Any] = {
+            "name": name,
+            "filter_subject": self._pattern,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": _INACTIVE_S * _NANO,
+            "max_waiting": 8,
+        }
+        if not self._has_data:
+            config["headers_only"] = True
+        if self._position:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
+        else:
+            config |= {"deliver_policy": self._start.value}
+        answer = await self._jetstream.call(
+            f"CONSUMER.CREATE.{self._stream}.{name}.{self._pattern}", {"stream_name": self._stream, "config": config}
+        )
+        cluster = answer.get("cluster")
+        # Where the server of a cluster is not told, nobody shares the consumer's fate for certain.
+        return str(cluster.get("leader") or name) if isinstance(cluster, dict) else ""
+
+    async def _pull(self, name: str, inbox: str, count: int, *, expires_s: int, heartbeat_s: int) -> None:
+        request = {"batch": count, "expires": expires_s * _NANO}
+        if heartbeat_s:
+            request["idle_heartbeat"] = heartbeat_s * _NANO
+        await self._connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", msgspec.json.encode(request), reply=inbox)
+
+    @staticmethod
+    async def _next(arrived: asyncio.Queue[Msg | _Reopen], silence_s: float) -> Msg:
+        if arrived.empty():
+            try:
+                async with asyncio.timeout(silence_s):
+                    message = await arrived.get()
+            except TimeoutError as err:
+                raise _Reopen("silence") from err
+        else:
+            message = arrived.get_nowait()
+        if isinstance(message, _Reopen):
+            raise message
+        return message
+
+    def _note(self, reason: str) -> None:
+        self._connection.metrics.resyncs.labels(self._stream, reason).inc()
+        get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
+
+
+def _describe_failure(err: Exception, stream: str) -> str:
+    """Say why a stream cannot be read, in words of whoever can help."""
+    if isinstance(err, JetStreamError) and err.lacks_consumers:
+        return f"stream {stream} has as many readers as it may have: end some of them, or wait until theirs run out"
+    return str(err)
+
+
+def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> int:
+    """Give how many messages the server still owes us after this status.
+
+    Raises _Reopen when the consumer is gone, or when the server counts otherwise than we do: then the last ones were dropped on the way.
+    """
+    if status == "100":
+        if _count(headers, "Nats-Last-Consumer", expected - 1) != expected - 1:
+            raise _Reopen("gap")
+        return wanted
+    if status in ("404", "408"):
+        if _count(headers, "Nats-Pending-Messages", wanted) != wanted:
+            raise _Reopen("gap")
+        return 0
+    raise _Reopen(f"status-{status}")
+
+
+def _count(headers: Headers, key: str, default: int) -> int:
+    """Read a number that the server may leave out; one that is none reads as a gap."""
+    try:
+        return read_count(headers[key]) if key in headers else default
+    except ContractError:
+        return -1

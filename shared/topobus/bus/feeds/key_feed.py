@@ -1,0 +1,236 @@
+"""A feed of one key: delivers the newest message of one subject of a stream, and each newer one that it sees, without a consumer.
+
+The server says at a subject of its own that the key was written (the stream's `republish`). Anybody with the right could publish there, and what is said may be lost, so it is
+a hint only: the message itself is read from the stream's leader. Hints that come while a read is under way cost one more read, and a flood of them some reads a second.
+Whether the stream is still the same, and nothing was missed, is looked after at the start, after each reconnect, and from time to time; where a stream says nothing (an
+older release made it), these looks are all, and come often. When the stream was lost or rolled back, the feed delivers RESET and the key's message again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from nats.aio.msg import Msg
+
+from topobus.bus.connection.connection import Connection
+from topobus.bus.failures import JetStreamError
+from topobus.bus.feeds.feed import Delivery, Mark
+from topobus.bus.server_config.streams import REPUBLISH
+from topobus.bus.streams.jetstream import JetStream, StoredMessage, StreamInfo
+from topobus.process.backoff import full_jitter
+from topobus.process.clock import until_tick
+from topobus.process.logging import get_logger
+from topobus.values.errors import ContractError, PeerUnavailable
+
+__all__ = ["KeyFeed"]
+
+# How often to look whether a hint was lost. The first look is soon: what was written while the other servers of a cluster did not know yet that we listen was said to nobody.
+CHECK_S = 30.0
+_FIRST_CHECK_S = 2.0
+# The same where nobody tells: half of it is what a change takes on the average.
+_POLL_S = 0.5
+# Looks come at whole seconds, when the process's other loops wake up, too.
+_TICK_S = 1.0
+# A key may be read so many times at once, and so many times a second for ever: a ledger is written for each pod, and a busy node has tens of them in a second.
+_BURST = 64
+_READS_PER_S = 32.0
+
+
+class KeyFeed:
+    """Reads one key. Use `messages()` once."""
+
+    def __init__(
+        self, connection: Connection, stream: str, subject: str, hints: str, *, on_waiting: Callable[[str], None] | None = None
+    ) -> None:
+        """Make a feed of a stream's subject; `hints`: where the server says that it was written; `on_waiting` hears why nothing can be read, each time that it was tried."""
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+        self._stream = stream
+        self._subject = subject
+        self._hints = hints
+        self._on_waiting = on_waiting
+        self._budget = _Budget()
+        self._hinted = asyncio.Event()
+        self._created = ""
+        self._position = 0
+        self._position_ns = 0
+        self._began_at = 0
+        self._checked = 0
+        """Up to where in the stream nothing of the key is newer than what was delivered."""
+        self._is_caught_up = False
+        self._is_announced: bool | None = None
+        """Whether the server says the stream's writes; None before the first look."""
+
+    async def messages(self) -> AsyncGenerator[Delivery | Mark, None]:
+        """Yield the key's messages, each newer than the last one, and marks, until closed."""
+        forget = self._connection.on_change(self._hinted.set)
+        lasting = None
+        generation = attempt = 0
+        look_s = _FIRST_CHECK_S
+        is_first = is_due = True
+        waits = False
+        try:
+            while True:
+                await self._connection.wait_up()
+                self._hinted.clear()
+                try:
+                    if lasting is None:
+                        lasting = await self._connection.subscribe(self._hints, self._on_hint)
+                    if generation != self._connection.generation:
+                        # What is written from now on is said to us.
+                        await self._connection.barrier()
+                        generation, look_s, is_due = self._connection.generation, _FIRST_CHECK_S, True
+                        # What stands there is read, whatever the stream's numbers say.
+                        self._checked = 0
+                    async with aclosing(self._look() if is_due else self._read()) as items:
+                        async for item in items:
+                            yield item
+                    attempt = 0
+                    is_first = is_due = False
+                    if waits:
+                        get_logger().info("feed.healed", stream=self._stream)
+                        waits = False
+                except (PeerUnavailable, JetStreamError, ContractError, TimeoutError) as err:
+                    waits = waits or is_first
+                    self._note_failure(err, is_first=is_first)
+                    is_first = False
+                    # As after a reconnect: nobody knows what was said meanwhile.
+                    generation = 0
+                    await asyncio.sleep(full_jitter(attempt))
+                    attempt += 1
+                    continue
+                is_due = not await self._wait(look_s)
+                if is_due:
+                    look_s = CHECK_S
+        finally:
+            forget()
+            if lasting is not None:
+                await self._connection.unsubscribe(lasting)
+
+    async def _on_hint(self, message: Msg) -> None:
+        self._hinted.set()
+
+    def _delivered(self, stored: StoredMessage) -> Delivery:
+        return Delivery(
+            subject=stored.subject,
+            headers=stored.headers,
+            data=stored.data,
+            sequence=stored.sequence,
+            time_ns=stored.time_ns,
+            is_replay=stored.sequence <= self._began_at,
+        )
+
+    async def _wait(self, look_s: float) -> bool:
+        """Wait for a hint, and until the key may be read again; False when the time has come to look without one."""
+        now_s = asyncio.get_running_loop().time()
+        rest_s = look_s + until_tick(now_s + look_s, _TICK_S) if self._is_announced else _POLL_S
+        try:
+            async with asyncio.timeout(rest_s):
+                await self._hinted.wait()
+        except TimeoutError:
+            return False
+        await asyncio.sleep(self._budget.take(asyncio.get_running_loop().time()))
+        return True
+
+    async def _look(self) -> AsyncGenerator[Delivery | Mark, None]:
+        """Look at the stream, and at the key if anything came since; says RESET when the stream is another one."""
+        info = await self._jetstream.stream_info(self._stream)
+        if info is None:
+            raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them")
+        self._note_announcing(info)
+        if self._created and (info.created != self._created or info.last_sequence < self._position):
+            self._reset()
+            yield Mark.RESET
+        if not self._created:
+            self._created, self._began_at = info.created, info.last_sequence
+        if self._is_caught_up and self._checked:
+            if info.last_sequence == self._checked:
+                return
+            if await self._jetstream.next_message(self._stream, self._subject, self._checked + 1) is None:
+                self._checked = info.last_sequence
+                return
+            if self._is_announced and not self._hinted.is_set():
+                self._note("missed-hint")
+        async with aclosing(self._read(is_anchored=False)) as items:
+            async for item in items:
+                yield item
+        # Of what came while we read we are told, or see it at the next look.
+        self._checked = max(self._position, info.last_sequence)
+
+    async def _read(self, *, is_anchored: bool = True) -> AsyncGenerator[Delivery | Mark, None]:
+        """Read the key, and deliver what is newer; says RESET when what was delivered is not the stream's any more.
+
+        Shapes: is_anchored — false when the store may have been put back meanwhile, so that a newer message may have another past than the one that was delivered.
+        """
+        stored = await self._jetstream.last_message(self._stream, self._subject)
+        if self._position and await self._is_other_history(stored, is_anchored=is_anchored):
+            yield await self._begin_anew()
+        if stored is not None and stored.sequence > self._position:
+            self._position, self._position_ns = stored.sequence, stored.time_ns
+            self._checked = max(self._checked, self._position)
+            yield self._delivered(stored)
+        if not self._is_caught_up:
+            self._is_caught_up = True
+            yield Mark.CAUGHT_UP
+
+    async def _is_other_history(self, stored: StoredMessage | None, *, is_anchored: bool) -> bool:
+        """Say whether the message that we delivered was never stored in this stream: a store was put back."""
+        if stored is not None and stored.sequence <= self._position:
+            return stored.sequence < self._position or stored.time_ns != self._position_ns
+        if stored is not None and is_anchored:
+            return False
+        at_position = await self._jetstream.message_at(self._stream, self._position)
+        # Gone is no proof: newer ones of its subject, or others of a full bucket, may have pushed it out. Another one in its place is.
+        return at_position is not None and at_position.time_ns != self._position_ns
+
+    async def _begin_anew(self) -> Mark:
+        info = await self._jetstream.stream_info(self._stream)
+        self._reset()
+        if info is not None:
+            self._created, self._began_at = info.created, info.last_sequence
+        return Mark.RESET
+
+    def _reset(self) -> None:
+        self._note("replaced")
+        self._created = ""
+        self._position = self._position_ns = self._checked = 0
+        self._is_caught_up = False
+
+    def _note_announcing(self, info: StreamInfo) -> None:
+        is_announced = REPUBLISH in info.config
+        if not is_announced and self._is_announced is not False:
+            get_logger().warning(
+                "feed.polled",
+                stream=self._stream,
+                every_s=_POLL_S,
+                why="the stream has no republish: an older release made it",
+                next_step="let topobus-controller of this release update it (nats-server 2.10 or later)",
+            )
+        self._is_announced = is_announced
+
+    def _note_failure(self, err: Exception, *, is_first: bool) -> None:
+        level = "info" if is_first else "debug"
+        getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=str(err))
+        if self._on_waiting is not None:
+            self._on_waiting(str(err))
+
+    def _note(self, reason: str) -> None:
+        self._connection.metrics.resyncs.labels(self._stream, reason).inc()
+        get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
+
+
+class _Budget:
+    """How often a key may be read: a bucket of tokens."""
+
+    def __init__(self) -> None:
+        self._tokens = float(_BURST)
+        self._at_s = 0.0
+
+    def take(self, now_s: float) -> float:
+        """Take the right to one read; gives the seconds until it may begin."""
+        self._tokens = min(float(_BURST), self._tokens + (now_s - self._at_s) * _READS_PER_S)
+        self._at_s = now_s
+        self._tokens -= 1.0
+        return max(0.0, -self._tokens / _READS_PER_S)

@@ -1,0 +1,1 @@
+"""Passwords and certificates: as whom a connection comes, and whom it trusts."""

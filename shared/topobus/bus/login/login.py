@@ -1,0 +1,161 @@
+"""As whom a connection comes: what stands in the files that the settings name, and when they hold something else.
+
+Flows in: the settings' files, as they are and as they change. Flows out: a login for each client, and word that another one is there. A folder is listened to (inotify), so that
+nothing is read while nothing happens; what that does not see (a file mounted alone, a folder of another machine) is seen within half a minute. What is done with it is the
+connection's (`topobus.bus.connection.connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from topobus.bus.connection.endpoint import read_files
+from topobus.bus.login.user_keys import split_login
+from topobus.process.config import NatsSettings
+from topobus.process.folder_events import FolderEvents
+from topobus.process.logging import get_logger
+from topobus.values.errors import ConfigError
+
+__all__ = ["Login", "LoginFiles", "login_files", "read_login"]
+
+_LOOK_EVERY_S = 30.0
+
+
+class Login(Struct, frozen=True, kw_only=True):
+    """What stood in the files at one moment."""
+
+    user: str
+    """Empty: none. The second name of the settings' user, where that stands before the password."""
+    password: str | None
+    tls: ssl.SSLContext | None
+    digest: bytes
+    """Of all files: another login has another one."""
+
+
+def login_files(settings: NatsSettings) -> tuple[str, ...]:
+    """List the files that the settings name, sorted; all of them are read anew for each client."""
+    names = (name for name in settings.__struct_fields__ if name.endswith("_file"))
+    return tuple(sorted({str(getattr(settings, name)) for name in names if getattr(settings, name)}))
+
+
+def _digest_of(settings: NatsSettings) -> bytes:
+    """Tell what stands in all files from anything else that may stand there."""
+    digest = hashlib.sha256()
+    for file in login_files(settings):
+        try:
+            content = Path(file).read_bytes()
+        except OSError:
+            # Who reads it says which setting names it.
+            content = b""
+        digest.update(hashlib.sha256(content).digest())
+    return digest.digest()
+
+
+def read_login(settings: NatsSettings) -> Login:
+    """Read all files.
+
+    Errors: raises ConfigError that names the key.
+    """
+    digest = _digest_of(settings)
+    password, tls = read_files(settings)
+    user, password = split_login(settings.user, password) if password is not None else (settings.user, None)
+    return Login(user=user, password=password, tls=tls, digest=digest)
+
+
+class LoginFiles:
+    """The files of one connection, and the login in use."""
+
+    def __init__(self, settings: NatsSettings) -> None:
+        self._settings = settings
+        self._files = login_files(settings)
+        self._folders = sorted({Path(file).absolute().parent for file in self._files})
+        self._changed = asyncio.Event()
+        self._refused: bytes = b""
+        self.login: Login | None = None
+        """That of the last client that came up."""
+
+    async def read(self) -> Login:
+        """Read the files for a new client.
+
+        Errors: as `read_login`.
+        """
+        self._changed.clear()
+        return await asyncio.to_thread(read_login, self._settings) if self._files else read_login(self._settings)
+
+    def use(self, login: Login) -> None:
+        """Take note that a client came with this."""
+        self.login = login
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until something happened to the files."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def next(self) -> Login:
+        """Wait until the files hold a login that is not the one in use; says once why they cannot be read."""
+        if not self._files:
+            await asyncio.get_running_loop().create_future()
+        while True:
+            newest = await self._read_quietly() if await self._is_changed() else None
+            if newest is not None and self._is_other(newest):
+                return newest
+            await self.pause(_LOOK_EVERY_S)
+
+    async def _is_changed(self) -> bool:
+        """Say whether the files hold something else than the login in use. Their bytes tell; to read them as a login means to load all authorities, 25 ms for a system's own bundle."""
+        self._changed.clear()
+        is_changed = self.login is None or await asyncio.to_thread(_digest_of, self._settings) != self.login.digest
+        if not is_changed:
+            self._refused = b""
+        return is_changed
+
+    def _is_other(self, newest: Login) -> bool:
+        return self.login is not None and newest.digest != self.login.digest
+
+    async def _read_quietly(self) -> Login | None:
+        try:
+            newest = await self.read()
+        except ConfigError as err:
+            reason = str(err).encode()
+            if reason != self._refused:
+                self._refused = reason
+                get_logger().warning("bus.login-unreadable", error=str(err), next_step=err.next_step)
+            return None
+        self._refused = b""
+        return newest
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Listen to the folders of the files within the block."""
+        with ExitStack() as stack:
+            listening = []
+            for folder in self._folders:
+                try:
+                    events = stack.enter_context(FolderEvents(folder))
+                except OSError as err:
+                    get_logger().debug("bus.login-not-watched", folder=str(folder), error=str(err))
+                    continue
+                listening.append(asyncio.create_task(self._listen(events), name="bus-login-files"))
+            try:
+                yield
+            finally:
+                for task in listening:
+                    task.cancel()
+                if listening:
+                    await asyncio.wait(listening)
+
+    async def _listen(self, events: FolderEvents) -> None:
+        while await events.next():
+            self._changed.set()
+        # The folder is gone: one more look, and from now on every half minute.
+        self._changed.set()

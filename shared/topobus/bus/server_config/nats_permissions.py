@@ -1,0 +1,271 @@
+"""What a NATS server must be told: each principal's permissions, from writers and readers, and the server's own configuration.
+
+A principal is a process (or `user`, who follows events). Rights may be narrowed to one node: it stands at one fixed place in every subject.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from topobus.bus.server_config.inboxes import connection_name, inbox_branch
+from topobus.bus.server_config.principals import CLUSTER_WIDE, LEAF_PRINCIPALS, PRINCIPALS
+from topobus.bus.server_config.streams import ACCOUNT_INFO, STREAM_LISTS, stream_names, total_bytes
+from topobus.bus.server_config.up_subjects import up_branch, up_nouns
+from topobus.formats.messages.catalogue import ALL, DECISION, DISAGREEMENT, FORGETTER, HEALTH, INVENTORY, OBJECT, PROVISIONER
+from topobus.formats.messages.device_classes import DEVICE_SERVICES, has_own_service, principal_role
+from topobus.formats.messages.nouns import PREFIX, Ask, Event, Notice, Noun, State, stored_subject, to_token
+
+__all__ = ["LEAF_PRINCIPALS", "PRINCIPALS", "Rights", "makes_consumers", "render_open_api", "render_permissions", "render_server", "rights"]
+
+# Who stands in the catalogue under another name than that of its connection.
+_READER_NAMES = {"user": "users"}
+
+# What the node's processes read by patterns, with a consumer; all else they read key by key and subject by subject, without one. Device services, discovery and the
+# console make none at all: a consumer's messages may be delivered to any subject, which no server checks, so that who may make one can have others' words stored under a
+# name of its choice. What they read by patterns they walk through (`topobus.bus.feeds.pattern_feed`).
+_PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
+    **dict.fromkeys(("discovery", *DEVICE_SERVICES, "console"), ()),
+    "topology": (INVENTORY, DECISION),
+    "gateway": (INVENTORY, HEALTH, DISAGREEMENT),
+}
+# What is read when it is needed and never followed: its reader hears of no write.
+_READ_AT_NEED: Mapping[str, tuple[Noun, ...]] = {"gateway": (OBJECT,)}
+
+Rights = dict[str, list[str]]
+
+
+def rights(principal: str, *, node: str = "", may_create: bool = True, provisioner: str = PROVISIONER) -> Rights:
+    """Give the subjects that a principal publishes and subscribes, sorted. Every device class is a principal, one that `topobus-device` serves included.
+
+    `node` narrows a node's process to its own node. `may_create`: false when the streams are made by none of these principals, else by the `provisioner`.
+    """
+    where = "*" if not node or principal in CLUSTER_WIDE else to_token(node)
+    role = principal_role(principal)
+    if role not in LEAF_PRINCIPALS:
+        raise ValueError(f"unknown principal {principal!r}; known are {', '.join(LEAF_PRINCIPALS)} and device classes")
+    publish: set[str] = set()
+    subscribe: set[str] = set()
+    # Our inboxes: answers to us, whoever gives them; there we ourselves send only the canary, and answers to twins.
+    name = connection_name(principal)
+    subscribe.add(f"_INBOX.{name}.>")
+    # Users bring clients of their own, which put a random token there.
+    publish.add(f"_INBOX.{name}.>" if principal == "user" else f"{inbox_branch(name, name)}.>")
+    reads = _READER_NAMES.get(role, role)
+    for noun in ALL:
+        if role in noun.writer:
+            _add_writer(noun, principal, where, publish, subscribe)
+        if reads in noun.readers or role in noun.writer:
+            _add_reader(noun, principal, where, publish, subscribe, is_writer=role in noun.writer and reads not in noun.readers)
+            if isinstance(noun, State | Event) and noun in _PATTERNS_READ.get(role, ALL):
+                # A node's processes read the classes' own buckets key by key.
+                for bucket in noun.buckets() if isinstance(noun, State) and role not in _PATTERNS_READ else (noun,):
+                    _add_consumers(bucket, principal, publish, subscribe)
+            elif isinstance(noun, Event) and reads in noun.readers:
+                # Where the stream says that it has stored one: whoever makes no consumer is told by that, and reads it then.
+                subscribe.add(stored_subject(f"{PREFIX}.{noun.name}.>"))
+    if principal == FORGETTER:
+        _add_removal(publish, subscribe)
+    if principal != "user":
+        publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
+    if principal == "relay":
+        # At its node's own server, which passes it on to the hub.
+        publish.add(up_branch(node))
+    if principal == "cli":
+        # Whether the server stores anything at all: one whose disk was full goes on to answer other questions, and not this one.
+        publish.add(ACCOUNT_INFO)
+        # NATS' own tools list streams and buckets.
+        publish.update(STREAM_LISTS)
+    if principal == provisioner and may_create:
+        # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes and updates them.
+        publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
+        publish.add("$JS.API.STREAM.NAMES")
+    return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
+
+
+def makes_consumers(principal: str) -> bool:
+    """Say whether a principal may make consumers; who may not reads patterns of keys and subjects message by message.
+
+    A subscriber may where the server has no accounts, and does nowhere: its programs work at either.
+
+    >>> makes_consumers("controller"), makes_consumers("console"), makes_consumers("npu"), makes_consumers("user")
+    (True, False, False, False)
+    """
+    return principal != "user" and _PATTERNS_READ.get(principal_role(principal), ALL) != ()
+
+
+def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str]) -> None:
+    if isinstance(noun, State):
+        # A service whose class has a bucket of its own writes to no other: it may fill that one.
+        home = noun.home(device_class=principal)
+        publish.add(f"$KV.{home.bucket}.{_tokens(noun, principal, where)}")
+        # A writer reads its own value back before it compares and sets; what an older release of it wrote stands in the common bucket.
+        publish.update(f"$JS.API.STREAM.MSG.GET.KV_{bucket.bucket}" for bucket in (home, noun))
+    elif isinstance(noun, Event | Notice):
+        publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
+    else:
+        subject = f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}"
+        subscribe.add(subject)
+        # Our own branch of each asker's inboxes: nobody can answer in our place, nor we in another's.
+        publish.update(f"{inbox_branch(connection_name(reader), connection_name(principal))}.>" for reader in noun.readers)
+        if isinstance(noun, Ask) and not noun.queue_group:
+            # A starting instance asks at its own subject whether another one answers there already, and answers when asked.
+            publish.add(subject)
+
+
+def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str], *, is_writer: bool) -> None:
+    if isinstance(noun, Ask):
+        if not is_writer:
+            publish.add(f"{PREFIX}.{noun.name}.{'*.' * (len(noun.parts) - 1)}*".replace(f"{noun.name}.*", f"{noun.name}.{where}", 1))
+        return
+    if isinstance(noun, Notice):
+        if not is_writer:
+            # As a person asks for them with NATS' own tools.
+            subscribe.add(f"{PREFIX}.{noun.name}.>")
+        return
+    buckets = noun.buckets() if isinstance(noun, State) and not is_writer else (noun,)
+    for stream in map(_stream, buckets):
+        publish.add(f"$JS.API.STREAM.MSG.GET.{stream}")
+        publish.add(f"$JS.API.STREAM.INFO.{stream}")
+    if isinstance(noun, State) and noun not in _READ_AT_NEED.get(principal, ()):
+        # Where the server says that a key was written.
+        subscribe.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
+
+
+def _add_consumers(noun: State[Any] | Event[Any], principal: str, publish: set[str], subscribe: set[str]) -> None:
+    stream = _stream(noun)
+    filter_subject = f"$KV.{noun.bucket}.>" if isinstance(noun, State) else f"{PREFIX}.{noun.name}.>"
+    publish.add(f"$JS.API.CONSUMER.CREATE.{stream}.*.{filter_subject}")
+    publish.add(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
+    publish.add(f"$JS.API.CONSUMER.DELETE.{stream}.*")
+    if principal == "user":
+        # Users bring clients of their own: these find the stream by its subject, make unnamed push consumers and answer their flow control.
+        publish.update(
+            {"$JS.API.STREAM.NAMES", f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.CONSUMER.INFO.{stream}.*", f"$JS.FC.{stream}.>"}
+        )
+        subscribe.add(filter_subject)
+
+
+def _add_removal(publish: set[str], subscribe: set[str]) -> None:
+    """Let a process remove what stands of any node: a deletion is a write of the key, and a device that is gone is an event of its own.
+
+    Decisions are the past of a node and stay.
+    """
+    for noun in up_nouns():
+        if noun is DECISION:
+            continue
+        for bucket in noun.buckets() if isinstance(noun, State) else (noun,):
+            publish.add(f"$KV.{bucket.bucket}.{bucket.key_pattern()}" if isinstance(bucket, State) else bucket.pattern())
+            publish.add(f"$JS.API.STREAM.MSG.GET.{_stream(bucket)}")
+            _add_consumers(bucket, FORGETTER, publish, subscribe)
+
+
+def _tokens(noun: Noun, principal: str, where: str) -> str:
+    """Build the tail of a writer's subject: its own node, its own class, anything else."""
+    fixed = {"node": where, "device_class": principal if has_own_service(principal) else "*"}
+    return ".".join(fixed.get(part, "*") for part in noun.parts)
+
+
+def _stream(noun: Noun) -> str:
+    return noun.stream if isinstance(noun, Event) else f"KV_{noun.bucket}" if isinstance(noun, State) else ""
+
+
+def render_permissions(
+    *,
+    may_create: bool = True,
+    nodes: Mapping[str, str] = MappingProxyType({}),
+    logins: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    classes: Sequence[str] = (),
+) -> str:
+    """Give deploy/nats/permissions.conf: one user a principal, passwords from the server's environment.
+
+    `nodes` narrows principals to one node each: `{"gpu": "worker-1"}`. `logins`: by which names a principal logs in, where that is not its own alone. `classes`:
+    device classes that `topobus-device` serves, each a principal of its own.
+    """
+    lines = [
+        "# Generated by tools/render-docs from shared/topobus/formats/messages. Do not edit.",
+        "#",
+        "# One user for each kind of process. Passwords come from the server's environment (TOPOBUS_GPU_PASSWORD=…), which reads them as values of",
+        "# its configuration: begin each with a letter, or one that begins like a number keeps the server from starting. Rights are for any node;",
+        "# topobus.bus.server_config.nats_permissions.rights(principal, node=…) gives them for one node. `user` follows events: inbox prefix _INBOX.user.",
+        "# Rights keep honest processes apart. They do not stop a hostile one in the same account: whoever may publish to any stream can name a",
+        "# bucket's key as the reply subject, and the server writes its acknowledgement there. Distrusted services need an account of their own.",
+        f"# The {PROVISIONER} alone makes the streams that are missing and updates those of older releases; the others wait for it."
+        if may_create
+        else "# Nobody here may make streams: provision them first, as another user.",
+        "authorization {",
+        "  users: [",
+    ]
+    for principal, login in _logins(logins, classes):
+        lines += [f"    {{ user: {login}, password: $TOPOBUS_{login.upper()}_PASSWORD, permissions: {{"]
+        for verb, subjects in rights(principal, node=nodes.get(principal, ""), may_create=may_create).items():
+            lines += [f"      {verb}: {{ allow: ["]
+            lines += [f'        "{subject}"' for subject in subjects]
+            lines += ["      ] }"]
+        lines += ["    } }"]
+    return "\n".join([*lines, "  ]", "}"]) + "\n"
+
+
+def _logins(logins: Mapping[str, Sequence[str]], classes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for principal in (*PRINCIPALS, *classes):
+        for login in logins.get(principal, (principal,)):
+            yield principal, login
+
+
+def render_open_api() -> str:
+    """Let a server without accounts be asked at the name that JetStream's interface has where there are some.
+
+    Who was told that it is behind an account, and a subscriber written for either, is answered all the same. No user of `permissions.conf` may publish there.
+    """
+    return 'mappings { "$JS.topobus.API.>": "$JS.API.>" }\n'
+
+
+def render_server(version: tuple[int, int] = (2, 9)) -> str:
+    """Give a server's configuration for one version and later: an option that a server does not know keeps it from starting."""
+    lines: Iterable[str] = (
+        "# Generated by tools/render-docs from shared/topobus/formats/messages. Do not edit.",
+        f"# For nats-server {version[0]}.{version[1]} and later.",
+        "# With users: add the line `include permissions.conf`.",
+        'listen: "0.0.0.0:4222"',
+        'http: "127.0.0.1:8222"',
+        "# State values may have 900 KiB (the catalogue's limits), and headers come on top.",
+        "max_payload: 1048576",
+        "max_connections: 4096",
+        "# A client that vanished is known as gone within 15 s.",
+        'ping_interval: "5s"',
+        "ping_max: 2",
+        'write_deadline: "2s"',
+        "jetstream {",
+        '  store_dir: "/data"',
+        f"  # All streams have bounds of their own (max_bytes), {total_bytes() // 1024**2} MiB together, so that none starves another. Larger ones (nats.store_mib)",
+        "  # need more here.",
+        "  max_file_store: 4GB",
+        "  max_memory_store: 256MB",
+        *(
+            (
+                "  # An acknowledged write is on the disk. Without this, two minutes of them are lost with the power.",
+                "  sync_interval: always",
+            )
+            if version >= (2, 10)
+            else ("  # This version cannot sync each write: up to 60 s of acknowledged writes are lost with the power. Use 2.10 or later.",)
+        ),
+        "}",
+        *(
+            (
+                "# The newer form of delivery subjects breaks the ordered consumers of nats-py 2.16, which users may run.",
+                "feature_flags { js_ack_fc_v2: false }",
+            )
+            if version >= (2, 14)
+            else ()
+        ),
+        "# Without accounts whoever asks as if there were some (nats.zone, examples/health_subscriber.py) is answered, too.",
+        render_open_api().rstrip(),
+    )
+    return "\n".join(lines) + "\n"
+
+
+# A subject that a server would not take must fail here, not at the operator's.
+_SUBJECT = re.compile(r"[$A-Za-z0-9_>*-]+(\.[$A-Za-z0-9_>*-]+)*")
+assert all(_SUBJECT.fullmatch(subject) for principal in LEAF_PRINCIPALS for subjects in rights(principal).values() for subject in subjects)

@@ -1,0 +1,170 @@
+"""The subjects at which a node's relay says to the hub what the node's own server stores, and what the hub's server makes of each.
+
+`topobus.v1.up.<node>.<noun>.<further tokens>`: the node stands at one fixed place, so that one pattern is all that a node may say. The hub's server maps each of these
+subjects to that of the bucket or the stream, and sends its acknowledgement back: no process is in between. At `topobus.v1.up.<node>.stored.<noun>.<further tokens>` it
+answers with what it has of a state. Flows in: the catalogue. Flows out: subjects, and pairs of patterns for a server's configuration (docs/adr/0030).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topobus.bus.server_config.inboxes import connection_name
+from topobus.formats.messages.catalogue import ALL, ASKS, EVENTS, NOTICES, STATES
+from topobus.formats.messages.nouns import PREFIX, Event, State, to_token
+from topobus.values.errors import ContractError
+
+__all__ = [
+    "DENIED_EXPORTS",
+    "DENIED_IMPORTS",
+    "domain_of",
+    "render_mappings",
+    "up_branch",
+    "up_mappings",
+    "up_nouns",
+    "up_stored_subject",
+    "up_subject",
+]
+
+_UP = f"{PREFIX}.up"
+# Stands where a noun's name would; no noun may have this name.
+_STORED = "stored"
+assert _STORED not in {noun.name for noun in ALL}
+assert "up" not in {noun.name for noun in ALL}
+
+# Who runs on a node and is not spoken to from elsewhere: answers to these come from the node's own server and services.
+_LOCAL_INBOXES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "user")
+
+
+def up_nouns() -> tuple[State[Any] | Event[Any], ...]:
+    """Give what crosses from a node to the hub: each state and event whose first part is the node, in the catalogue's order.
+
+    >>> [noun.name for noun in up_nouns()][:3]
+    ['machine', 'inventory', 'ledger']
+    """
+    return tuple(noun for noun in (*STATES, *EVENTS) if noun.parts[0] == "node")
+
+
+def up_subject(noun: State[Any] | Event[Any], **parts: str) -> str:
+    """Build the subject at which a relay says a state or an event.
+
+    Shapes:  parts — all of the noun's parts by name.
+    Errors:  raises ContractError for a noun that belongs to no node, and for a part that no subject can hold.
+
+    >>> from topobus.formats.messages.catalogue import HEALTH
+    >>> up_subject(HEALTH, node="n1", device_class="gpu", device="gpu-0")
+    'topobus.v1.up.n1.health.gpu.gpu-0'
+    """
+    node, *further = _tokens(noun, parts)
+    return ".".join((_UP, node, noun.name, *further))
+
+
+def up_stored_subject(state: State[Any], **parts: str) -> str:
+    """Build the subject at which the hub's server answers with the newest value that it has of a key.
+
+    Errors:  as `up_subject`.
+
+    >>> from topobus.formats.messages.catalogue import INVENTORY
+    >>> up_stored_subject(INVENTORY, node="n1", device_class="gpu")
+    'topobus.v1.up.n1.stored.inventory.gpu'
+    """
+    node, *further = _tokens(state, parts)
+    return ".".join((_UP, node, _STORED, state.name, *further))
+
+
+def up_branch(node: str = "") -> str:
+    """Give the pattern of all that a node says: what its leaf's user at the hub may publish. Without a node, of all that any says.
+
+    >>> up_branch("node1.example"), up_branch()
+    ('topobus.v1.up.node1_example.>', 'topobus.v1.up.*.>')
+    """
+    return f"{_UP}.{to_token(node) if node else '*'}.>"
+
+
+def up_mappings() -> tuple[tuple[str, str], ...]:
+    """Pair each up pattern with the subject pattern at the hub: the n-th `*` of each stands for the same token.
+
+    Shapes:  what is said first, in the catalogue's order, then what is answered about states.
+
+    >>> up_mappings()[1]
+    ('topobus.v1.up.*.inventory.*', '$KV.topobus_inventories.*.*')
+    """
+    said = tuple((_pattern(noun.name, noun), _hub_pattern(noun)) for noun in up_nouns())
+    stored = tuple(
+        (
+            _pattern(f"{_STORED}.{state.name}", state),
+            # JetStream's direct access to the newest message of one subject: the subject is part of the request's, so that no payload chooses it.
+            f"$JS.API.DIRECT.GET.KV_{state.bucket}.{_hub_pattern(state)}",
+        )
+        for state in up_nouns()
+        if isinstance(state, State)
+    )
+    return (*said, *stored)
+
+
+def render_mappings(indent: str = "") -> str:
+    """Give the block `mappings` of a hub without accounts: with them the same pairs are imports (deploy/nats)."""
+    lines = [
+        # `$1` is what the first `*` stood for. In quotes the server reads neither as a variable.
+        f'{indent}  "{up}": "{_numbered(hub)}"'
+        for up, hub in up_mappings()
+    ]
+    return "\n".join((f"{indent}mappings {{", *lines, f"{indent}}}"))
+
+
+def domain_of(node: str) -> str:
+    """Name the JetStream domain of a node's own server.
+
+    >>> domain_of("node1.example")
+    'node-node1_example'
+    """
+    return f"node-{to_token(node)}"
+
+
+def _local_subjects() -> tuple[str, ...]:
+    """Give what belongs to one server alone: its JetStream, its buckets, states, events and notices as they are."""
+    return ("$JS.>", "$KV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS, *NOTICES)))
+
+
+def _local_inboxes() -> tuple[str, ...]:
+    return tuple(f"_INBOX.{connection_name(principal)}.>" for principal in _LOCAL_INBOXES)
+
+
+DENIED_EXPORTS = (
+    *_local_subjects(),
+    # A node asks nobody at the hub, and no other node through it.
+    *(f"{PREFIX}.{noun.name}.>" for noun in ASKS),
+    *_local_inboxes(),
+)
+"""What a leaf's server does not say to the hub, whatever interest there is."""
+DENIED_IMPORTS = (*_local_subjects(), *_local_inboxes())
+"""What a leaf's server does not ask the hub for, and takes from it for nobody: questions to this node remain, and answers to its relay.
+
+The up subjects are not among them, though nobody behind a leaf listens there: server 2.15.1 with them here takes no interest of the hub in them either, so that all that
+its relay says is answered "no responders" (tests/integration/test_simulated_leaf.py, on that version)."""
+
+
+def _tokens(noun: State[Any] | Event[Any], parts: dict[str, str]) -> list[str]:
+    if noun.parts[0] != "node":
+        raise ContractError(f"{noun.name} belongs to no node: no relay says it to the hub")
+    if isinstance(noun, State):
+        return noun.key(**parts).split(".")
+    return noun.subject(**parts).removeprefix(f"{PREFIX}.{noun.name}.").split(".")
+
+
+def _pattern(name: str, noun: State[Any] | Event[Any]) -> str:
+    return ".".join((_UP, "*", name, *("*" for _ in noun.parts[1:])))
+
+
+def _hub_pattern(noun: State[Any] | Event[Any]) -> str:
+    return f"$KV.{noun.bucket}.{noun.key_pattern()}" if isinstance(noun, State) else noun.pattern()
+
+
+def _numbered(pattern: str) -> str:
+    """Write the n-th `*` as `$n`.
+
+    >>> _numbered("a.*.b.*")
+    'a.$1.b.$2'
+    """
+    pieces = pattern.split("*")
+    return "".join(f"{piece}${place}" if place < len(pieces) else piece for place, piece in enumerate(pieces, start=1))

@@ -1,0 +1,1 @@
+"""JetStream: state in buckets, events in streams, and their provisioning."""

@@ -1,0 +1,221 @@
+"""Creates every stream and bucket of the catalogue, updates those of an older release, and compares those that exist.
+
+It is idempotent, and eight services may run it at once. A difference that no release of ours made is not repaired:
+ConfigError names stream, field, got, wanted. A process without the right to create streams waits for one that has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from typing import Any
+
+from topobus.bus.failures import JetStreamError
+from topobus.bus.server_config.streams import REPUBLISH, DifferenceKind, bucket_stream, differences, stream_names, updated, wanted_streams
+from topobus.bus.streams.jetstream import JetStream, StreamInfo
+from topobus.formats.messages.catalogue import BUCKETS, PROVISIONER
+from topobus.formats.messages.nouns import State, from_token
+from topobus.process.logging import get_logger
+from topobus.values.errors import ConfigError, PeerUnavailable
+
+__all__ = ["bucket_stream", "bucket_subject", "find_missing", "inspect", "provision"]
+
+_MIB = 1024 * 1024
+
+
+def bucket_subject(state: State[Any], key: str) -> str:
+    """Build the subject that a key of a bucket is stored under."""
+    return f"$KV.{state.bucket}.{key}"
+
+
+async def provision(
+    jetstream: JetStream,
+    replicas: int,
+    *,
+    may_create: bool = True,
+    store_bytes: int = 0,
+    provisioner: str = PROVISIONER,
+    only: Container[str] | None = None,
+) -> None:
+    """Make what is absent, update what an older release made, refuse what differs; `provisioner` is whom others wait for.
+
+    Shapes: only — the streams to look at, where others cannot be seen; None: all.
+    Errors: ConfigError for drift, for replicas that this server cannot keep consistent, for limits too small; PeerUnavailable when there is no JetStream,
+    or a stream is absent that we may not make.
+    """
+    version = jetstream.connection.server_version
+    if replicas > 1 and version < (2, 10, 0):
+        raise ConfigError(
+            f"nats.replicas is {replicas} and the server is {'.'.join(map(str, version))}: before 2.10 a replicated compare-and-set lets several writers win",
+            next_step="use nats-server 2.10 or later, or replicas = 1",
+        )
+    # One after the other: a cluster of three servers that was asked for all at once did not come to an end now and then (2.10, set-up of tests/integration/test_bus_cluster.py).
+    failures: list[ConfigError | JetStreamError | _NotMadeYet] = []
+    for config in wanted_streams(replicas, store_bytes=store_bytes):
+        if only is not None and config["name"] not in only:
+            continue
+        try:
+            await _provision_one(jetstream, config, may_create=may_create, provisioner=provisioner)
+        except (ConfigError, JetStreamError, _NotMadeYet) as err:
+            # Of this stream alone: the others are made all the same.
+            failures.append(err)
+    if failures:
+        raise failures[0]
+
+
+async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) -> dict[str, str]:
+    """Compare without making anything: each stream of the catalogue with what is wrong with it, empty when it is as it should be."""
+    drift: dict[str, str] = {}
+    for config in wanted_streams(replicas, store_bytes=store_bytes):
+        info = await jetstream.stream_info(config["name"])
+        if info is None:
+            drift[config["name"]] = "it does not exist"
+            continue
+        wrong = [difference.text for difference in differences(info.config, config) if difference.kind is not DifferenceKind.HARMLESS]
+        drift[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "") or await _crowded(jetstream, config["name"], info)
+    return drift
+
+
+async def _crowded(jetstream: JetStream, name: str, info: StreamInfo) -> str:
+    """Say who fills a bucket that drops its oldest values to take new ones; empty when it has room, or is an event's, which drops old ones as it should."""
+    state = next((state for state in BUCKETS if bucket_stream(state) == name and state.is_rewritten), None)
+    bound = int(info.config.get("max_bytes", -1))
+    # A full stream stands a little below its bound: what is dropped for a large value leaves more room than a small one takes.
+    if state is None or not 0 < bound <= info.size_bytes + int(info.config.get("max_msg_size", 0)):
+        return ""
+    counts = await jetstream.subject_counts(name)
+    text = f"it is full ({bound // _MIB} MiB) and drops its oldest values, which their writers say again"
+    for place, part in enumerate(state.parts):
+        by_token = Counter[str]()
+        for subject, count in counts.items():
+            by_token[subject.split(".")[2 + place]] += count
+        token, most = by_token.most_common(1)[0] if by_token else ("", 0)
+        text += f"; {most} of {by_token.total()} are of {part} {from_token(token)!r}"
+    return text
+
+
+async def find_missing(jetstream: JetStream) -> list[str]:
+    """Name the catalogue's streams that do not exist."""
+    there = await jetstream.stream_names()
+    return [name for name in stream_names() if name not in there]
+
+
+def _exhausted(info: StreamInfo) -> list[str]:
+    """Say what of a stream is used up: room, where a full stream refuses, and readers."""
+    bound, readers = int(info.config.get("max_bytes", -1)), int(info.config.get("max_consumers", -1))
+    largest = int(info.config.get("max_msg_size", 0))
+    warnings = []
+    if info.config.get("discard") == "new" and 0 < bound <= info.size_bytes + largest:
+        warnings.append(f"it is full: {info.size_bytes // _MIB} of {bound // _MIB} MiB, and refuses what is written")
+    if 0 < readers <= info.consumer_count:
+        warnings.append(f"it has {info.consumer_count} readers, all that it may have: more cannot follow it")
+    return warnings
+
+
+class _NotMadeYet(PeerUnavailable):
+    """A stream that another service has to make."""
+
+
+async def _provision_one(
+    jetstream: JetStream, config: dict[str, Any], *, may_create: bool, provisioner: str, is_again: bool = False
+) -> None:
+    name = config["name"]
+    info = await jetstream.stream_info(name)
+    if info is None:
+        if not may_create:
+            raise _NotMadeYet(f"stream {name} does not exist", next_step=f"start topobus-{provisioner}: it makes what is missing")
+        try:
+            await jetstream.call(f"STREAM.CREATE.{name}", config)
+        except JetStreamError as err:
+            if err.is_temporary:
+                raise
+            if err.err_code == JetStreamError.NO_STORE and not is_again:
+                # Two controllers start at once: whoever is second is told so. Where the folder cannot be written it is told so again.
+                await _provision_one(jetstream, config, may_create=may_create, provisioner=provisioner, is_again=True)
+                return
+            if err.err_code not in (JetStreamError.STREAM_NAME_IN_USE, JetStreamError.SUBJECTS_OVERLAP):
+                raise _refused(name, config, err) from err
+            # Somebody made it between our look and our making: it is compared like any other.
+            info = await jetstream.stream_info(name)
+            if info is None:
+                raise _unseen(name, config, err) from err
+        else:
+            get_logger().info("stream.made", stream=name, max_bytes=config["max_bytes"])
+            return
+    await _compare(jetstream, info, config, may_create=may_create)
+
+
+async def _compare(jetstream: JetStream, info: StreamInfo, config: dict[str, Any], *, may_create: bool) -> None:
+    name = config["name"]
+    found_differences = differences(info.config, config)
+    for difference in found_differences:
+        if difference.kind is DifferenceKind.DRIFT:
+            raise ConfigError(
+                f"stream {name} differs from the catalogue: {difference.text}",
+                next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",
+                stream=name,
+                field=difference.field,
+            )
+    named = [
+        difference.text for difference in found_differences if difference.kind is DifferenceKind.HARMLESS and difference.field != "metadata"
+    ]
+    if named:
+        get_logger().info("stream.differs", stream=name, differences=named, effect="none: it is used as it is")
+    if may_create and any(difference.kind is DifferenceKind.OUTDATED for difference in found_differences):
+        await _update(jetstream, info, config)
+
+
+async def _update(jetstream: JetStream, info: StreamInfo, config: dict[str, Any]) -> None:
+    """Bring an older release's stream up to date; where the server has no room for its bound, it goes on without one."""
+    name = config["name"]
+    # A server before 2.10 gives an existing stream no republish: it gets the rest.
+    is_old_server = jetstream.connection.server_version < (2, 10, 0)
+    leaving = frozenset({REPUBLISH}) if is_old_server and REPUBLISH not in info.config else frozenset[str]()
+    if leaving and REPUBLISH in config:
+        get_logger().warning(
+            "stream.not-announced",
+            stream=name,
+            effect="who reads one key of it looks every half second instead of being told; subscribers in an account of their own hear nothing",
+            next_step="use nats-server 2.10 or later: the stream is updated at the next start",
+        )
+    new = updated(info.config, config, size_bytes=info.size_bytes, leaving=leaving)
+    if new == info.config:
+        return
+    try:
+        await jetstream.call(f"STREAM.UPDATE.{name}", new)
+    except JetStreamError as err:
+        if err.is_temporary:
+            raise
+        get_logger().warning(
+            "stream.update-refused",
+            stream=name,
+            error=str(err),
+            max_bytes=new["max_bytes"],
+            next_step="give the server more room (max_file_store), or lower nats.store_mib",
+        )
+    else:
+        changed = sorted(field for field, value in new.items() if info.config.get(field) != value)
+        get_logger().info("stream.updated", stream=name, fields=changed, max_bytes=new["max_bytes"])
+
+
+def _unseen(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:
+    """Say what is in the way of a stream that does not exist and cannot be made."""
+    if err.err_code == JetStreamError.STREAM_NAME_IN_USE:
+        return ConfigError(f"stream {name} is in use and cannot be seen", next_step="check this user's permissions on $JS.API.STREAM.INFO")
+    return ConfigError(
+        f"the NATS server refuses stream {name}: another stream takes what is published to {' or '.join(config['subjects'])}",
+        next_step="find it (nats stream ls --subject) and remove it or take the subject out of it, if it is not Topobus's",
+        stream=name,
+    )
+
+
+def _refused(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:
+    if err.err_code != JetStreamError.NO_ROOM_FOR_STREAM:
+        return ConfigError(
+            f"the NATS server refuses stream {name}: {err}", next_step="check the server's JetStream limits (max_file_store)"
+        )
+    return ConfigError(
+        f"the NATS server has no room for stream {name}, which may take {config['max_bytes'] // _MIB} MiB: {err}",
+        next_step="give it more disk or a larger max_file_store (without one it takes 75 % of what is free), or lower nats.store_mib everywhere",
+        stream=name,
+    )

@@ -1,0 +1,394 @@
+"""State on the bus: KV buckets read, written by compare-and-set, listed and watched."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from topobus.bus.connection.connection import Connection, Headers
+from topobus.bus.failures import JetStreamError
+from topobus.bus.feeds.bucket_feed import state_feed
+from topobus.bus.feeds.feed import Delivery, Feed, From, Mark
+from topobus.bus.feeds.read_timeout import ReadTimeout
+from topobus.bus.streams.jetstream import JetStream
+from topobus.bus.streams.provision import bucket_stream, bucket_subject
+from topobus.bus.streams.stored_origin import read_origin
+from topobus.formats.messages.nouns import State
+from topobus.formats.messages.origin import NO_ORIGIN, Origin
+from topobus.formats.messages.releases import Standing, standing
+from topobus.formats.messages.stored import StoredReader, StoredWriter, from_stored, is_packed, to_stored
+from topobus.values.errors import ContractError, PeerUnavailable
+
+__all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Unreadable", "Written"]
+
+M = TypeVar("M")
+
+Rejected = Callable[[str, str], None]
+"""Hears of a value that no contract accepts: its key, and why."""
+
+_OPERATION = "KV-Operation"
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+# So much JSON takes some milliseconds to read; to hand it to a thread takes a tenth of one.
+_LARGE_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Generic[M]):
+    """One key's present value."""
+
+    parts: dict[str, str]
+    revision: int
+    value: M
+    origin: Origin = NO_ORIGIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The compare-and-set won."""
+
+    revision: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """A compare-and-set's answer when somebody else wrote first: nothing was written, so read again and decide again.
+
+    It is a value and no error, because every writer of a shared key meets it.
+    """
+
+
+class ChangeKind(StrEnum):
+    """What a watch tells."""
+
+    PUT = "put"
+    DELETE = "delete"
+    SNAPSHOT_END = "snapshot-end"
+    """All that was there has been told."""
+    RESET = "reset"
+    """History was lost: everything known from this watch is void, a new snapshot follows."""
+    UNREADABLE = "unreadable"
+    """No contract accepts what stands there: `value` is the newest one before it that can be read, None where there is none. Told to who asks for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(Generic[M]):
+    """One step of a watch; `parts` is empty and `value` None where they make no sense."""
+
+    kind: ChangeKind
+    parts: dict[str, str]
+    revision: int
+    value: M | None
+    origin: Origin = NO_ORIGIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable(Generic[M]):
+    """What stands at a key and no contract accepts; whoever writes the key writes over it, at its revision."""
+
+    revision: int
+    why: str
+    last: Entry[M] | None
+    """The newest value before it that can be read, as far as the bucket has kept one."""
+
+
+class States:
+    """Reads and writes buckets."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+        self._writers: dict[str, StoredWriter[Any]] = {}
+        """By bucket and key: of states with entries, what this process has written last."""
+
+    async def get(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
+        """Read one key from the leader; None when absent or deleted; ContractError when its bytes fit no contract."""
+        key = state.key(**parts)
+        home, stored = await self._newest_of_all(state, key)
+        if stored is None or _OPERATION in stored[1]:
+            return None
+        revision, headers, data, time_ns = stored
+        try:
+            value = await _read_value(state, data, where=f"{home.bucket}/{key}")
+            state.check_place(value, parts)
+        except ContractError as err:
+            # The writer of this key needs the revision to write over it.
+            raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
+        return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
+
+    async def get_or_last(self, state: State[M], parts: dict[str, str]) -> Entry[M] | Unreadable[M] | None:
+        """Read one key as `get`; where its bytes fit no contract, say so, with the newest value that can be read."""
+        try:
+            return await self.get(state, parts)
+        except ContractError as err:
+            revision = err.facts.get("revision")
+            if not isinstance(revision, int):
+                raise
+            return Unreadable(revision=revision, why=err.message, last=await self._last_readable(state, parts))
+
+    async def _last_readable(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
+        return next(reversed(await self.history(state, parts)), None)
+
+    async def fingerprint(self, state: State[Any], parts: dict[str, str]) -> str:
+        """Give the revision of a key and a digest of its bytes, unread; empty when absent or deleted."""
+        _, stored = await self._newest_of_all(state, state.key(**parts))
+        if stored is None or _OPERATION in stored[1]:
+            return ""
+        return f"{stored[0]}-{hashlib.sha256(stored[2]).hexdigest()}"
+
+    async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
+        """Write whatever was there before."""
+        state = state.home(**parts)
+        key = state.key(**parts)
+        where = f"{state.bucket}/{key}"
+        # What may need to be compressed may be large: then it is made in a thread, in which this process goes on to answer others.
+        data = (
+            await asyncio.to_thread(to_stored, state, value, where=where)
+            if state.may_be_compressed
+            else to_stored(state, value, where=where)
+        )
+        return await self._store(state, key, data, {})
+
+    async def compare_and_set(self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]) -> Written | Conflict:
+        """Write if the key is still at the revision; 0: if it does not exist."""
+        state = state.home(**parts)
+        key = state.key(**parts)
+        where = f"{state.bucket}/{key}"
+        if state.entries:
+            # One key has one writer, so this remembers one value.
+            data = self._writers.setdefault(where, StoredWriter(state)).write(value, where=where)
+        else:
+            data = to_stored(state, value, where=where)
+        expected = expected_revision
+        while True:
+            try:
+                return Written(revision=await self._store(state, key, data, {_EXPECTED: str(expected)}))
+            except _Lost:
+                if expected_revision != 0 or expected != 0:
+                    return Conflict()
+            # A deleted key does not exist, but its marker has a revision: expect that one instead.
+            stored = await self._newest(state, key)
+            if stored is None or _OPERATION not in stored[1]:
+                return Conflict()
+            expected = stored[0]
+
+    async def delete(self, state: State[Any], parts: dict[str, str]) -> None:
+        """Mark the key as deleted."""
+        await self._store(state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL"})
+
+    async def compare_and_delete(self, state: State[Any], expected_revision: int, parts: dict[str, str]) -> Conflict | None:
+        """Mark the key as deleted if it is still at the revision."""
+        try:
+            await self._store(state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL", _EXPECTED: str(expected_revision)})
+        except _Lost:
+            return Conflict()
+        return None
+
+    async def list(self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None) -> tuple[Entry[M], ...]:
+        """Read all present entries, sorted by key; malformed ones are logged, said to `on_rejected` by key and reason, and left out."""
+        entries: dict[str, Entry[M]] = {}
+        patience = ReadTimeout(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
+        async with aclosing(self.watch(state, parts, on_rejected)) as changes:
+            while True:
+                change = await patience.next(changes)
+                if change.kind is ChangeKind.SNAPSHOT_END:
+                    break
+                if change.kind is ChangeKind.RESET:
+                    entries.clear()
+                    continue
+                key = state.key(**change.parts)
+                if change.kind is ChangeKind.PUT and change.value is not None:
+                    entries[key] = Entry(parts=change.parts, revision=change.revision, value=change.value, origin=change.origin)
+                else:
+                    entries.pop(key, None)
+        return tuple(entries[key] for key in sorted(entries))
+
+    async def keys(self, state: State[Any], parts: dict[str, str]) -> tuple[dict[str, str], ...]:
+        """Name the keys that match and are there, sorted, and read no value; what is no key of the state is left out."""
+        newest: dict[str, tuple[int, bool]] = {}
+        for bucket in state.buckets():
+            for key, said in (await self._said_of_keys(bucket, parts)).items():
+                # In its class's bucket and in the common one: the newest by the server's time counts.
+                newest[key] = max(newest.get(key, said), said)
+        named: dict[str, dict[str, str]] = {}
+        for key in sorted(key for key, (_, is_there) in newest.items() if is_there):
+            with suppress(ContractError):
+                named[key] = state.parse_key(key)
+        return tuple(named.values())
+
+    async def _said_of_keys(self, bucket: State[Any], parts: dict[str, str]) -> dict[str, tuple[int, bool]]:
+        """Give of each key of one bucket when it was last written or deleted, and whether it is there."""
+        said: dict[str, tuple[int, bool]] = {}
+        feed = Feed(
+            self._connection,
+            bucket_stream(bucket),
+            bucket_subject(bucket, bucket.key_pattern(**parts)),
+            From.NEWEST_OF_EACH,
+            has_data=False,
+        )
+        patience = ReadTimeout(f"list {bucket.bucket}", limit_s=self._connection.settings.timeout_s)
+        async with aclosing(feed.messages()) as items:
+            while (item := await patience.next(items)) is not Mark.CAUGHT_UP:
+                if item is Mark.RESET:
+                    said.clear()
+                elif isinstance(item, Delivery):
+                    said[item.subject.removeprefix(bucket_subject(bucket, ""))] = (item.time_ns, _OPERATION not in item.headers)
+        return said
+
+    async def history(self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False) -> tuple[Entry[M], ...]:
+        """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out.
+
+        The values are read one by one. Those that the bucket dropped meanwhile are left out, too: after one of them another may have been dropped before it was read, and
+        who walks through a history takes two neighbours for one change.
+        Shapes: has_deleted — those from before a deletion as well: evidence of what was there.
+        """
+        state = state.home(**parts)
+        key = state.key(**parts)
+        entries: list[Entry[M]] = []
+        try:
+            async with aclosing(self._jetstream.messages_of(bucket_stream(state), bucket_subject(state, key))) as messages:
+                async for message in messages:
+                    if _OPERATION in message.headers:
+                        if not has_deleted:
+                            entries.clear()
+                        continue
+                    try:
+                        value = await _read_value(state, message.data, where=f"{state.bucket}/{key}")
+                        state.check_place(value, parts)
+                    except ContractError:
+                        continue
+                    entries.append(Entry(parts=parts, revision=message.sequence, value=value))
+            oldest = await self._jetstream.oldest_sequence(bucket_stream(state), bucket_subject(state, key))
+        except JetStreamError as err:
+            raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
+        return tuple(entry for entry in entries if 0 < oldest <= entry.revision)
+
+    async def watch(
+        self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None, *, tells_unreadable: bool = False
+    ) -> AsyncGenerator[Change[M], None]:
+        """Tell the snapshot, its end, then every change, for ever. One key that is named wholly is read without a consumer, and of several changes at once the newest is told.
+
+        Shapes: tells_unreadable — a value that no contract accepts is told as such, with the newest one that can be read: for who writes the keys, at their revisions.
+
+        After the snapshot also the deletion of a key that was not told: its value may have come and gone while the feed was made anew, and whoever wrote it knows it.
+        """
+        prefix = bucket_subject(state, "")
+        # Of one key: what is remembered of many would take their size in memory.
+        reader = StoredReader(state) if state.entries and state.is_whole(parts) else None
+        keys: set[str] = set()
+        is_whole = False
+        async with aclosing(state_feed(self._connection, state, parts).messages()) as items:
+            async for item in items:
+                if item is Mark.RESET:
+                    keys.clear()
+                    is_whole = False
+                    yield Change(kind=ChangeKind.RESET, parts={}, revision=0, value=None)
+                elif item is Mark.CAUGHT_UP:
+                    is_whole = True
+                    yield Change(kind=ChangeKind.SNAPSHOT_END, parts={}, revision=0, value=None)
+                elif isinstance(item, Delivery):
+                    key = item.subject.removeprefix(prefix)
+                    try:
+                        change = await self._read(state, item, key, keys, reader, is_whole=is_whole)
+                    except ContractError as err:
+                        origin = read_origin(item.headers, item.time_ns)
+                        self._note_rejected(state, item, key, err, origin)
+                        if on_rejected is not None:
+                            on_rejected(key, f"{err.message}{self._written_by(origin)}")
+                        if tells_unreadable and (unreadable := await self._unreadable(state, key, item, origin)) is not None:
+                            keys.add(key)
+                            yield unreadable
+                        continue
+                    if change is not None:
+                        yield change
+
+    async def _read(
+        self, state: State[M], item: Delivery, key: str, keys: set[str], reader: StoredReader[M] | None, *, is_whole: bool
+    ) -> Change[M] | None:
+        """Make a change of what was delivered; None when it is none.
+
+        Errors: raises ContractError for a key or a value that no contract accepts.
+        """
+        parts = state.parse_key(key)
+        if _OPERATION in item.headers or "Nats-Marker-Reason" in item.headers:
+            if key not in keys and not is_whole:
+                return None
+            keys.discard(key)
+            return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
+        value = await _read_value(state, item.data, where=f"{state.home(**parts).bucket}/{key}", reader=reader)
+        state.check_place(value, parts)
+        keys.add(key)
+        return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value, origin=read_origin(item.headers, item.time_ns))
+
+    async def _unreadable(self, state: State[M], key: str, item: Delivery, origin: Origin) -> Change[M] | None:
+        """Tell a value that no contract accepts; None for a key that is none of the state's: nobody writes it."""
+        try:
+            parts = state.parse_key(key)
+        except ContractError:
+            return None
+        try:
+            last = await self._last_readable(state, parts)
+        except PeerUnavailable:
+            # It is told all the same: with the next change, or after the next connect, there is another try.
+            last = None
+        value = last.value if last is not None and last.revision < item.sequence else None
+        return Change(kind=ChangeKind.UNREADABLE, parts=parts, revision=item.sequence, value=value, origin=origin)
+
+    def _written_by(self, origin: Origin) -> str:
+        """Say which release wrote what nobody can read here; empty where that explains nothing."""
+        is_other = standing(origin.release, self._connection.release) not in (Standing.SAME, Standing.UNSAID)
+        return f"; release {origin.release} wrote it, this is {self._connection.release}" if is_other else ""
+
+    def _note_rejected(self, state: State[Any], item: Delivery, key: str, err: ContractError, origin: Origin) -> None:
+        self._connection.metrics.rejects.labels(state.name).inc()
+        bucket = state.home_of_key(key).bucket
+        fields = {**err.facts, "bucket": bucket, "key": key, "revision": item.sequence, "error": str(err), "release": origin.release}
+        self._connection.quiet.warning("state.rejected", f"{bucket}/{key}", **fields)
+
+    async def _newest_of_all(self, state: State[M], key: str) -> tuple[State[M], tuple[int, Headers, bytes, int] | None]:
+        """Read the newest of a key, and say in which bucket it stands: what an older release wrote, or a relay at a hub, is in the common one."""
+        home = state.home_of_key(key)
+        stored = await self._newest(home, key)
+        if home.bucket != state.bucket:
+            common = await self._newest(state, key)
+            if common is not None and (stored is None or stored[3] < common[3]):
+                return state, common
+        return home, stored
+
+    async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes, int] | None:
+        try:
+            stored = await self._jetstream.last_message(bucket_stream(state), bucket_subject(state, key))
+        except JetStreamError as err:
+            raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
+        return None if stored is None else (stored.sequence, stored.headers, stored.data, stored.time_ns)
+
+    async def _store(self, state: State[Any], key: str, data: bytes, headers: Headers) -> int:
+        outcome = "failed"
+        try:
+            stored = await self._jetstream.store(bucket_subject(state, key), data, stream=bucket_stream(state), headers=headers)
+            outcome = "written"
+            return stored.sequence
+        except JetStreamError as err:
+            if err.err_code in JetStreamError.CONFLICTS:
+                outcome = "conflict"
+                raise _Lost from err
+            raise err.refusal(f"cannot write {state.bucket}/{key}", bucket_stream(state)) from err
+        finally:
+            self._connection.metrics.writes.labels(state.name, outcome).inc()
+
+
+async def _read_value(state: State[M], data: bytes, *, where: str, reader: StoredReader[M] | None = None) -> M:
+    """Read stored bytes; many of them in a thread, in which this process goes on to answer others."""
+    read = partial(from_stored, state) if reader is None else reader.read
+    if len(data) < _LARGE_BYTES and not is_packed(state, data):
+        return read(data, where=where)
+    return await asyncio.to_thread(read, data, where=where)
+
+
+class _Lost(Exception):
+    """Raised inside when a compare-and-set lost."""

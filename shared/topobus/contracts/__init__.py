@@ -1,1 +1,0 @@
-"""Everything that crosses NATS, in one catalogue."""

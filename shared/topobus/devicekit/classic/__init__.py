@@ -1,0 +1,1 @@
+"""What a classic DRA driver of a third party implements, and how it is found."""

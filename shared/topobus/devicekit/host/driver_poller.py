@@ -1,0 +1,298 @@
+"""Polls the devices of one driver: calls `discover` at each rescan and after the machine changed, and `observe` at each poll.
+
+Flows in: the machine, and what the driver reads below the root. Flows out: `view`, the driver's last answer; a driver that hangs or fails gives a
+view with a silence. As long as the answers do not change, the driver's own thread repeats the polls (`watch`), and the event loop is woken for
+changes only. What a look saw stays in what is shown until an inventory with it was published: a counter tells its rise at one look alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import msgspec
+
+from topobus.devicekit.driver import CountingDriver, KeepingDriver
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.metrics import DeviceMetrics
+from topobus.devicekit.journal.journal import PassedThrough
+from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
+from topobus.devicekit.pci import pci_folder
+from topobus.devicekit.settings import DeviceServiceSettings
+from topobus.engine.health.health_machine import silence
+from topobus.engine.health.inventory_merge import DriverView
+from topobus.process.clock import Clock, is_real, until_tick
+from topobus.process.logging import get_logger
+from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.machine import Machine
+from topobus.values.pci import PciAddress
+
+__all__ = ["DriverPoller"]
+
+T = TypeVar("T")
+
+# Looks in a row between two of which a device went to VFIO or came back; each of that takes longer than a look.
+_MOST_LOOKS = 8
+# Looks in a row that differ, which nobody takes while NATS is away: a minute's, and the oldest is forgotten first.
+_LOOKS = 64
+
+
+_Kind: TypeAlias = tuple[Dimension, HealthState, str]
+
+
+@runtime_checkable
+class _WarningDriver(Protocol):
+    """A driver that tells what it had to do without (a library that does not load), as sentences; read after each discover."""
+
+    warnings: Sequence[str]
+
+
+class DriverPoller:
+    """Polls one driver. `metrics` counts calls that failed or hung."""
+
+    def __init__(
+        self,
+        isolated: IsolatedDriver,
+        tree: Tree,
+        settings: DeviceServiceSettings,
+        clock: Clock,
+        metrics: DeviceMetrics,
+        *,
+        away: Callable[[], Mapping[str, Device]] = dict,
+        passed: Callable[[], PassedThrough] = lambda: PassedThrough(0, {}),
+    ) -> None:
+        """Keep the collaborators; `away` gives the devices that sit in a sandbox, `passed` those that VFIO has, as they were before. Both are called in the driver's thread."""
+        self.view = DriverView()
+        self._looks: deque[Mapping[str, Sequence[Observation]]] = deque(maxlen=_LOOKS)
+        """What looks saw that differed from the look before, written in the driver's thread: the answer of a look that was interrupted, or took too long, comes no other way."""
+        self._last_look: Mapping[str, Sequence[Observation]] = {}
+        self._earlier: dict[str, dict[_Kind, Observation]] = {}
+        """By device: what looks saw, and nobody has read."""
+        self.generation = 0
+        """Of the machine that the driver looked for devices on last."""
+        self._isolated = isolated
+        self._tree = tree
+        self._poll_s = settings.health.poll_s
+        self._rescan_s = settings.hardware.rescan_s
+        self._clock = clock
+        self._metrics = metrics
+        self._away = away
+        self._passed = passed
+        self._switched: frozenset[PciAddress] = frozenset()
+        """Functions that VFIO has, or had in this life: the machine that discovery publishes may be older than their driver."""
+        self._due_at_s = 0.0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def poll(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
+        """Poll once. `pcis`: the functions of this driver's known devices, which may have left the bus."""
+        is_due = self._is_due(machine, self._clock.monotonic())
+        if is_due:
+            self._note_due(machine, self._clock.monotonic())
+        before = self.view
+        verb = "discover"
+        view = before
+        try:
+            if is_due or before.devices is None:
+                waiting, self._waiting = self._waiting, []
+                view = await self._isolated.call(verb, lambda: self._discover(machine, pcis))
+                for waiter in waiting:
+                    if not waiter.done():
+                        waiter.set_result(None)
+            verb = "observe"
+            present = view.devices or ()
+            observations: Mapping[str, Sequence[Observation]] = {}
+            if present:
+                observations = await self._isolated.call(verb, lambda: self._observe(present))
+        except (DriverHung, DriverFailed) as err:
+            self._note_silence(verb, err, view)
+            return
+        if before.silence is not None:
+            get_logger().info("driver.recovered", driver=self._isolated.name)
+        self.view = replace(view, observations=observations, silence=None)
+
+    async def watch(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
+        """Poll in the driver's thread, at the same times as `poll` would, until something changes, or until `interrupt`.
+
+        Returns at once where the thread cannot do that (the clock is not real time, or the driver does not answer); then the caller goes on with
+        `poll` every `pause_s`.
+        """
+        if not is_real(self._clock) or self.view.silence is not None:
+            return
+        last_view = discovered = self.view
+        verb = "observe"
+
+        def poll(begin_method: Callable[[], None]) -> DriverView | None:
+            nonlocal verb, discovered
+            view = last_view
+            now_s = self._clock.monotonic()
+            if self._is_due(machine, now_s):
+                self._note_due(machine, now_s)
+                verb = "discover"
+                view = discovered = self._discover(machine, pcis)
+                begin_method()
+            verb = "observe"
+            present = view.devices or ()
+            observations = self._observe(present) if present else {}
+            view = replace(view, observations=observations, silence=None)
+            return None if view == last_view else view
+
+        try:
+            view = await self._isolated.watch(poll, self.pause_s)
+        except (DriverHung, DriverFailed) as err:
+            self._note_silence(verb, err, discovered)
+        else:
+            self.view = view or last_view
+
+    def shown(self) -> DriverView:
+        """Give the last answer, and with it what earlier looks saw that is not published yet."""
+        while self._looks:
+            for name, seen in self._looks.popleft().items():
+                self._earlier.setdefault(name, {}).update({_kind(observation): observation for observation in seen})
+        observations = {name: tuple(seen) for name, seen in self.view.observations.items()}
+        for name, earlier in self._earlier.items():
+            present = {_kind(observation) for observation in observations.get(name, ())}
+            unread = tuple(observation for kind, observation in earlier.items() if kind not in present)
+            if unread:
+                observations[name] = (*observations.get(name, ()), *unread)
+        return replace(self.view, observations=observations) if self._earlier else self.view
+
+    def note_published(self, view: DriverView) -> None:
+        """Note that what `shown` gave, or more, stands in a published inventory."""
+        left: dict[str, dict[_Kind, Observation]] = {}
+        for name, earlier in self._earlier.items():
+            published_kinds = {_kind(observation) for observation in view.observations.get(name, ())}
+            if unread := {kind: observation for kind, observation in earlier.items() if kind not in published_kinds}:
+                left[name] = unread
+        self._earlier = left
+
+    def interrupt(self) -> None:
+        """End the present `watch`."""
+        self._isolated.interrupt()
+
+    def look_anew(self) -> None:
+        """Have the next poll look for devices again, and begin soon."""
+        self._due_at_s = 0.0
+        self._isolated.interrupt()
+
+    async def seen_anew(self) -> None:
+        """Have the next poll look for devices again, and return when it has."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self.look_anew()
+        await waiter
+
+    def pause_s(self) -> float:
+        """Compute the seconds until the next poll; with no device there is nothing to observe, so the pause lasts until the next rescan."""
+        now_s = self._clock.monotonic()
+        has_devices = self.view.devices != () or self.view.silence is not None
+        return until_tick(now_s, self._poll_s) if has_devices else max(until_tick(now_s, self._poll_s), self._due_at_s - now_s)
+
+    def _is_due(self, machine: Machine, now_s: float) -> bool:
+        # Looks come at ticks: half a pause early is due, else a rescan that ended a little after its tick would wait for one tick more.
+        return machine.generation != self.generation or now_s >= self._due_at_s - self._poll_s / 2
+
+    def _note_due(self, machine: Machine, now_s: float) -> None:
+        self.generation = machine.generation
+        self._due_at_s = now_s + self._rescan_s
+
+    def _note_silence(self, verb: str, err: DriverHung | DriverFailed, discovered: DriverView) -> None:
+        before = self.view
+        is_hung = isinstance(err, DriverHung)
+        outcome = "hung" if is_hung else "failed"
+        self._metrics.count_failure(self._isolated.name, verb, outcome)
+        if before.silence is None:
+            get_logger().warning("driver.silent", driver=self._isolated.name, verb=verb, outcome=outcome, why=str(err))
+        reason = "driver-hung" if is_hung else "driver-failed"
+        # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
+        observation = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
+        self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
+
+    def _discover(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
+        """Ask the driver for its devices, in its thread; one that VFIO has is no news to it, nor to us."""
+        view, passed = self._steadily(lambda: self._look(machine, pcis))
+        addresses = {str(device.pci) for device in passed.values()}
+        return replace(
+            view,
+            devices=tuple(device for device in view.devices or () if device.name not in passed),
+            away={**view.away, **passed},
+            kept=tuple(function for function in view.kept if str(function.pci) not in addresses),
+            warnings=tuple(
+                warning
+                for warning in view.warnings
+                if not any(warning.startswith((f"{address} is not offered", f"{address} is not cut on demand")) for address in addresses)
+            ),
+        )
+
+    def _look(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
+        driver = self._isolated.driver
+        # Before the look: what returns meanwhile (it cannot, in this thread) would count as away once more, never as gone.
+        away = self._out_of_sight()
+        # What leaves or comes back during the look is not found by it, nor is what this copy of the machine does not have yet: no driver is to blame.
+        known_functions = {pci_device.address for pci_device in machine.pci_devices}
+        off_bus = self._off_bus(pcis) | (frozenset(pcis) - known_functions)
+        devices = tuple(driver.discover(self._tree, self._with_present_drivers(machine)))
+        return DriverView(
+            devices=devices,
+            counter_sets=tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else (),
+            warnings=tuple(driver.warnings) if isinstance(driver, _WarningDriver) else (),
+            kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
+            uncut=driver.on_demand_functions.uncut if isinstance(driver, FunctionCuttingDriver) else frozenset(),
+            seen=frozenset(device.pci for device in devices if device.pci is not None),
+            off_bus=off_bus | self._off_bus(pcis),
+            away=away,
+        )
+
+    def _with_present_drivers(self, machine: Machine) -> Machine:
+        """Give the machine with the kernel drivers that switched functions have now."""
+        self._switched |= {device.pci for device in self._passed().devices.values() if device.pci is not None}
+        if not self._switched:
+            return machine
+        return msgspec.structs.replace(
+            machine,
+            pci_devices=tuple(
+                msgspec.structs.replace(function, driver=self._tree.link_name(f"{pci_folder(function.address)}/driver"))
+                if function.address in self._switched
+                else function
+                for function in machine.pci_devices
+            ),
+        )
+
+    def _steadily(self, look: Callable[[], T]) -> tuple[T, Mapping[str, Device]]:
+        """Look until no device went to VFIO or came back meanwhile; gives what was seen, and the devices that VFIO has, as they were before."""
+        for _ in range(_MOST_LOOKS - 1):
+            before = self._passed()
+            seen = look()
+            if self._passed().turn == before.turn:
+                return seen, before.devices
+        before = self._passed()
+        return look(), {**before.devices, **self._passed().devices}
+
+    def _off_bus(self, pcis: Collection[PciAddress]) -> frozenset[PciAddress]:
+        return frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address)))
+
+    def _observe(self, present: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at the devices' health, in the driver's thread; that one which sits in a sandbox is not there is no news."""
+        away = self._out_of_sight()
+        seen, passed = self._steadily(lambda: self._isolated.driver.observe(self._tree, present))
+        observations = {
+            name: [part for part in observations if part.reason != "device-gone"] if name in away else observations
+            for name, observations in seen.items()
+            if name not in passed
+        }
+        if observations != self._last_look:
+            self._looks.append(observations)
+            self._last_look = observations
+        return observations
+
+    def _out_of_sight(self) -> dict[str, Device]:
+        """Give those in a sandbox that leave the host for it; one that several may hold stays, and gives each a part."""
+        return {name: device for name, device in self._away().items() if not device.allows_multiple}
+
+
+def _kind(observation: Observation) -> _Kind:
+    return observation.dimension, observation.state, observation.reason

@@ -1,0 +1,342 @@
+"""Runs a device service: isolated drivers, the inventory, health events, and answers to prepare, unprepare, attach, detach and hints.
+
+Flows in: the machine of this node, its ledger while a device is unhealthy, and what drivers read below the root. Flows out: the class's inventory and
+health events. Each driver is polled by a task of its own (`driver_poller`), so a hung driver delays no other; a single task publishes (`publishing`);
+`prepare` and `attach` make every change of a device, with the journal around them (`device_hands`). The devices and the journal of the earlier run are loaded before
+the first request is answered. Nothing here waits for the cluster plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from topobus.bus.connection.reply_inbox import new_token
+from topobus.devicekit.driver import CuttingDriver, ParentingDriver, RecallingDriver, RememberingDriver
+from topobus.devicekit.hands import AttachingDriver, is_reading
+from topobus.devicekit.host.device_holders import DeviceHolders
+from topobus.devicekit.host.driver_poller import DriverPoller
+from topobus.devicekit.host.hints import hinting_driver, hints_of
+from topobus.devicekit.host.inventory_store import InventoryStore
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.host.metrics import DeviceMetrics, DeviceSeries
+from topobus.devicekit.host.node_machine import NodeMachine
+from topobus.devicekit.host.publishing import DevicePublisher
+from topobus.devicekit.journal.journal import Journal, journal_folder
+from topobus.devicekit.maintenance.device_operator import DeviceOperator
+from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
+from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
+from topobus.devicekit.registry import DriverRegistry, load_drivers
+from topobus.devicekit.settings import DeviceServiceSettings
+from topobus.devicekit.sharing.shared_devices import check_sharing_settings
+from topobus.devicekit.verbs.adjust import Adjuster
+from topobus.devicekit.verbs.attach import Attacher
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.leftovers import with_leftovers
+from topobus.devicekit.verbs.prepare import Preparer
+from topobus.engine.alignment.planning.resource_hints import ResourceHints
+from topobus.engine.health.health_machine import clear_sticky_faults
+from topobus.engine.health.inventory_merge import DriverView, MergedInventory
+from topobus.engine.health.pool_assignment import check_pools
+from topobus.formats.messages.catalogue import ADJUST, ATTACH, DETACH, HINT, HINTS, PERFORM, PREPARE, UNPREPARE
+from topobus.formats.messages.device_classes import has_own_service
+from topobus.formats.messages.messages import GivenHints, HintsEvent, HintsReply, HintsRequest
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.sysfs.tree import Tree
+from topobus.values.device import Device, Inventory
+from topobus.values.errors import PeerUnavailable
+from topobus.values.hint import Hint
+from topobus.values.machine import Machine
+from topobus.values.pci import PciAddress
+from topobus.values.timestamps import rfc3339
+
+__all__ = ["serve_devices"]
+
+# Seconds that an answer waits for a new look at a device that came back: with the publishing after it less than half of what the gateway gives it.
+_SEEN_S = 2.0
+
+
+async def serve_devices(
+    settings: DeviceServiceSettings,
+    runtime: Runtime,
+    device_class: str,
+    *,
+    registry: DriverRegistry | None = None,
+    resource: str = "",
+    series: DeviceSeries | None = None,
+) -> None:
+    """Run the device service of a class until cancelled.
+
+    Shapes: registry — replaces the installed plugins; resource — names the class for pods when its name is not ours; series — given where this process serves several classes.
+    Errors: raises ConfigError for plugins or settings that contradict each other.
+    """
+    check_pools(device_class, settings.pools)
+    check_sharing_settings(device_class, settings.sharing, settings.pools)
+    metrics = (series or DeviceSeries(runtime.registry)).of(device_class)
+    await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), metrics, resource).run()
+
+
+class _DeviceHost:
+    def __init__(
+        self,
+        settings: DeviceServiceSettings,
+        runtime: Runtime,
+        device_class: str,
+        registry: DriverRegistry,
+        metrics: DeviceMetrics,
+        resource: str = "",
+    ) -> None:
+        self._resource = resource
+        self._settings = settings
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._node = runtime.node
+        self._class = device_class
+        self._log = get_logger()
+        self._tree = Tree(settings.hardware, is_revisited=True)
+        self._skipped = registry.skipped
+        self._ignored = registry.ignored
+        for driver in registry.drivers:
+            if isinstance(driver, ParentingDriver):
+                driver.offers_parents = settings.partitions.parents == "counted"
+            if isinstance(driver, CuttingDriver):
+                driver.cuts_on_demand = settings.partitions.on_demand
+            if isinstance(driver, FunctionCuttingDriver):
+                driver.on_demand_functions.rules = settings.partitions.virtual_functions
+        self._metrics = metrics
+        self._drivers = {
+            driver.name: IsolatedDriver(
+                driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock, note_call=self._metrics.note_call
+            )
+            for driver in registry.drivers
+        }
+        self._hands = DeviceHands(
+            self._drivers,
+            self._tree,
+            self._find,
+            Journal(journal_folder(settings.journal.dir, device_class, self._tree)),
+            clock=runtime.clock,
+            cleaning=settings.cleaning,
+            passthrough=settings.passthrough,
+            wait_s=settings.drivers.timeout_s,
+        )
+        for driver in registry.drivers:
+            if isinstance(driver, RecallingDriver):
+                driver.recorded = self._hands.journal.steps_of
+        self._preparer = Preparer(device_class, self._hands, self._find)
+        self._attacher = Attacher(device_class, self._hands)
+        self._adjuster = Adjuster(device_class, self._hands)
+        self._pollers = {
+            name: DriverPoller(
+                isolated,
+                self._tree,
+                settings,
+                runtime.clock,
+                self._metrics,
+                away=self._hands.journal.away,
+                passed=self._hands.journal.passed,
+            )
+            for name, isolated in self._drivers.items()
+        }
+        self._machine = NodeMachine(runtime)
+        self._store = InventoryStore(runtime, device_class, metrics=self._metrics, root=str(self._tree.root))
+        self._publisher = DevicePublisher(
+            settings,
+            runtime,
+            device_class,
+            machine=self._machine,
+            store=self._store,
+            metrics=self._metrics,
+            views=self._views,
+            note_published=self._note_published,
+            make_inventory=self._inventory,
+            maintenance=lambda: self._maintenance.value.devices,
+            moving=frozenset(driver.name for driver in registry.drivers if isinstance(driver, AttachingDriver)),
+        )
+        self._maintenance = MaintenanceStore(runtime, device_class)
+        self._operator = DeviceOperator(
+            device_class,
+            self._hands,
+            self._maintenance,
+            self._publisher,
+            DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class),
+            self._look_anew,
+        )
+        self._hands.look_anew, self._hands.seen_anew = self._look_anew, self._seen_anew
+        self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        for skipped_plugin in self._skipped:
+            self._log.warning("plugin.skipped", plugin=skipped_plugin.name, value=skipped_plugin.value, why=skipped_plugin.why)
+            self._metrics.count_skipped(skipped_plugin.name)
+        for driver in self._ignored:
+            # A driver that its own service runs is nothing to warn of, and must be found by who looks here for it.
+            log = self._log.info if driver.is_served_elsewhere else self._log.warning
+            log("drivers.ignored", driver=driver.name, device_class=driver.device_class, why=driver.why)
+        self._log.info("drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root))
+        self._runtime.readiness.set("machine", is_ready=False, why="waiting for discovery to publish the machine")
+        self._runtime.readiness.set("inventory", is_ready=False, why="no inventory published yet")
+        if has_own_service(self._class):
+            await self._maintenance.load()
+        await self._load_inventory()
+        try:
+            await self._hands.load(self._runtime.readiness)
+            await self._serve()
+        finally:
+            # Also when it ends while the journal is read: that thread would have the folder for as long as the process runs.
+            self._hands.journal.close()
+
+    async def _serve(self) -> None:
+        await self._bus.answer(PREPARE, self._preparer.prepare, node=self._node, device_class=self._class)
+        await self._bus.answer(UNPREPARE, self._preparer.unprepare, node=self._node, device_class=self._class)
+        if has_own_service(self._class):
+            await self._bus.answer(ATTACH, self._attacher.attach, node=self._node, device_class=self._class)
+            await self._bus.answer(DETACH, self._attacher.detach, node=self._node, device_class=self._class)
+            await self._bus.answer(ADJUST, self._adjuster.adjust, node=self._node, device_class=self._class)
+            await self._bus.answer(PERFORM, self._operator.perform, node=self._node, device_class=self._class)
+        await self._bus.answer(HINT, self._hints, node=self._node, device_class=self._class)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hands.run())
+            group.create_task(self._machine.follow(on_change=self._interrupt_watches, on_reset=self._publisher.republish))
+            for name in self._drivers:
+                group.create_task(self._poll_driver(name))
+            group.create_task(self._publisher.run(self._interrupt_watches))
+            group.create_task(self._publisher.confirm())
+            group.create_task(self._maintenance.run(self._settings.hardware.rescan_s))
+
+    async def _load_inventory(self) -> None:
+        """Load the inventory of the earlier run, so that its devices stay listed."""
+        while True:
+            try:
+                inventory = await self._store.load()
+            except PeerUnavailable as err:
+                self._log.warning("inventory.unread", why=str(err))
+                await self._runtime.clock.sleep(err.retry_after_s)
+                continue
+            if inventory is not None:
+                self._publisher.said_before, self._publisher.counter_sets = inventory, inventory.counter_sets
+                self._publisher.devices = tuple(self._clear_repaired(device) for device in inventory.devices)
+                await self._remind(inventory.devices)
+            for name in sorted(set(self._settings.health.forgive) - {device.name for device in self._publisher.devices}):
+                self._log.warning("forgiveness.unused", device=name, next_step="health.forgive names a device that this node does not know")
+            return
+
+    async def _remind(self, devices: Sequence[Device]) -> None:
+        """Tell those drivers that want to know what they found in the earlier run; one that fails at it begins anew."""
+        for name, isolated in self._drivers.items():
+            driver = isolated.driver
+            own = tuple(device for device in devices if device.driver == name)
+            if isinstance(driver, RememberingDriver) and own:
+                try:
+                    await isolated.call("remember", partial(driver.remember, own))
+                except (DriverHung, DriverFailed) as err:
+                    self._log.warning("devices.forgotten", driver=name, why=str(err))
+
+    def _clear_repaired(self, device: Device) -> Device:
+        """Clear the sticky faults of a device that the operator's settings name as repaired."""
+        if device.name not in self._settings.health.forgive:
+            return device
+        return msgspec.structs.replace(device, health=clear_sticky_faults(device.health))
+
+    async def _poll_driver(self, name: str) -> None:
+        """Poll one driver for ever; a change of the machine ends the pause."""
+        poller = self._pollers[name]
+        with self._runtime.beats.working(f"driver-{name}") as beat:
+            while True:
+                beat.turn()
+                machine = self._machine.newest
+                if machine is not None:
+                    await poller.poll(machine, self._functions_of(name))
+                    self._publisher.note_poll()
+                beat.rest()
+                if machine is not None and machine is self._machine.newest and self._publisher.is_settled():
+                    await poller.watch(machine, self._functions_of(name))
+                    self._publisher.note_poll()
+                await self._machine.wait_changed(poller.generation, None if machine is None else poller.pause_s())
+
+    def _look_anew(self, driver: str) -> None:
+        self._pollers[driver].look_anew()
+
+    async def _seen_anew(self, driver: str) -> None:
+        """Return when a driver has looked for its devices again and everybody can see what it found, or when that takes too long."""
+        try:
+            async with self._runtime.clock.timeout(_SEEN_S):
+                await self._pollers[driver].seen_anew()
+        except TimeoutError:
+            self._log.warning("look.delayed", driver=driver, waited_s=_SEEN_S)
+        await self._publisher.publish()
+
+    def _views(self) -> dict[str, DriverView]:
+        """Give what the drivers said since the last publication, and what stands in the way besides."""
+        return with_leftovers({name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations())
+
+    def _note_published(self, views: Mapping[str, DriverView]) -> None:
+        for name, view in views.items():
+            self._pollers[name].note_published(view)
+
+    def _functions_of(self, name: str) -> list[PciAddress]:
+        return [device.pci for device in self._publisher.devices if device.pci is not None and device.driver == name]
+
+    def _interrupt_watches(self) -> None:
+        for poller in self._pollers.values():
+            poller.interrupt()
+
+    def _inventory(self, merged: MergedInventory, machine: Machine) -> Inventory:
+        """Add the service's own fields to a merged inventory; the store sets the generation."""
+        drivers = [driver.driver for driver in self._drivers.values()]
+        return Inventory(
+            node=self._node,
+            device_class=self._class,
+            generation=0,
+            machine_generation=machine.generation,
+            devices=merged.devices,
+            has_custom_hints=hinting_driver(drivers, merged.devices) is not None,
+            drivers=tuple(sorted(self._drivers)),
+            warnings=(
+                *(f"{skipped_plugin.name}: plugin is skipped: {skipped_plugin.why}" for skipped_plugin in self._skipped),
+                *merged.warnings,
+            ),
+            counter_sets=merged.counter_sets,
+            kept=merged.kept,
+            resource=self._resource,
+            reading_drivers=tuple(sorted(name for name, isolated in self._drivers.items() if is_reading(isolated.driver))),
+        )
+
+    def _find(self, name: str) -> Device | None:
+        return next((device for device in self._publisher.devices if device.name == name), None)
+
+    async def _hints(self, request: HintsRequest) -> HintsReply:
+        reply = HintsReply(hints=await self._opinion(request), inventory_generation=self._store.generation)
+        record = ResourceHints(resource=self._resource or self._class, opinion=reply.hints).record()
+        given = HintsEvent(
+            node=self._node,
+            device_class=self._class,
+            op_id=request.op_id,
+            by="device-service",
+            lists=(GivenHints(resource=record.resource, hints=record.hints, omitted=record.omitted),),
+            time=rfc3339(self._runtime.clock.now()),
+        )
+        await self._bus.notify(HINTS, {f"hints-{new_token()}": given})
+        return reply
+
+    async def _opinion(self, request: HintsRequest) -> tuple[Hint, ...] | None:
+        machine, devices = self._machine.newest, self._publisher.devices
+        if machine is None:
+            return None
+        driver = hinting_driver([isolated_driver.driver for isolated_driver in self._drivers.values()], devices)
+        if driver is None:
+            return hints_of(machine, devices, request.available, request.count)
+        try:
+            return await self._drivers[driver.name].call(
+                "hints",
+                lambda: driver.hints(machine, devices, request.count, request.available),
+                timeout_s=self._settings.drivers.hints_timeout_s,
+            )
+        except (DriverHung, DriverFailed) as err:
+            self._log.warning("hints.missing", driver=driver.name, why=str(err))
+            return None

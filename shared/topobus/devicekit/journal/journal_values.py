@@ -1,0 +1,105 @@
+"""What the journal says of one device, as frozen values, and the questions that a start asks of it. Pure.
+
+A file holds one `DeviceEntry`; each owner of the device has an `OwnerEntry` in it, for a shared device has several. The closing marks (`is_prepared`, `is_attached`) are
+written after the last act and taken back before the first act of undoing, so an entry with steps and without its mark is half done.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from topobus.devicekit.device_record import RecordState
+from topobus.values.device import Device
+from topobus.values.request import Owner
+from topobus.values.sandbox import AttachedInterface
+
+__all__ = ["PASSTHROUGH", "DeviceEntry", "OwnerEntry"]
+
+PASSTHROUGH = "passthrough"
+"""The host's own step in a `prepare` record: the function goes to VFIO, and what had it before stands there. No driver has a step of this name."""
+
+
+class OwnerEntry(Struct, frozen=True, kw_only=True):
+    """What one owner has of a device."""
+
+    owner: Owner
+    prepare: RecordState = RecordState()
+    is_prepared: bool = False
+    """True: what `prepare` did is whole."""
+    attach: RecordState = RecordState()
+    """With its sandbox from before the first act until all is undone."""
+    is_attached: bool = False
+    """True: what `attach` did is whole."""
+    interface: AttachedInterface | None = None
+    """What `attach` answered; None also for a device that is no interface."""
+    is_kept: bool = False
+    """True: the owner uses the device, so the entry stays until `unprepare` also without any step: who leaves it must be known when it is cleaned."""
+
+    @property
+    def is_half_attached(self) -> bool:
+        """Say whether an attach or a detach has begun and not ended."""
+        return not self.is_attached and (self.attach.sandbox is not None or self.attach.steps != ())
+
+    @property
+    def is_half_prepared(self) -> bool:
+        """Say whether a prepare or an unprepare that changes something has begun and not ended."""
+        return not self.is_prepared and self.prepare.steps != ()
+
+    @property
+    def is_passed_through(self) -> bool:
+        """Say whether the device is switched to VFIO for this owner, or may be."""
+        return any(step.name == PASSTHROUGH for step in self.prepare.steps)
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to keep."""
+        return not self.is_kept and not self.is_attached and not self.prepare.steps and not self.is_half_attached
+
+
+class DeviceEntry(Struct, frozen=True, kw_only=True):
+    """What the journal says of a device."""
+
+    device: Device
+    """As it was when the entry began: a device in a pod may be invisible to its driver."""
+    owners: tuple[OwnerEntry, ...] = ()
+    to_clean: Owner | None = None
+    """Who left the device last; set until it is clean."""
+    clean: RecordState = RecordState()
+    reset: RecordState = RecordState()
+    """With a step while an operator's reset is under way; nobody has the device then."""
+
+    def of(self, owner: Owner) -> OwnerEntry | None:
+        """Find an owner's entry."""
+        return next((entry for entry in self.owners if entry.owner.key == owner.key), None)
+
+    def with_owner(self, entry: OwnerEntry) -> DeviceEntry:
+        """Put in an owner's entry, in place of the one before; an empty one is left out."""
+        others = [other for other in self.owners if other.owner.key != entry.owner.key]
+        owners = others if entry.is_empty else sorted([*others, entry], key=lambda each_entry: each_entry.owner.key)
+        return msgspec.structs.replace(self, owners=tuple(owners))
+
+    @property
+    def half_done(self) -> tuple[OwnerEntry, ...]:
+        """Those owners of whose verbs one has begun and not ended."""
+        return tuple(entry for entry in self.owners if entry.is_half_attached or entry.is_half_prepared)
+
+    @property
+    def is_away(self) -> bool:
+        """Say whether some sandbox has it, or may have it."""
+        return any(entry.is_attached or entry.is_half_attached for entry in self.owners)
+
+    @property
+    def is_passed_through(self) -> bool:
+        """Say whether it is switched to VFIO for some owner, or may be."""
+        return any(entry.is_passed_through for entry in self.owners)
+
+    @property
+    def is_due_for_cleaning(self) -> bool:
+        """Say whether the last owner has gone and it is not clean yet."""
+        return self.to_clean is not None and not self.owners
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to keep."""
+        return not self.owners and self.to_clean is None and not self.clean.steps and not self.reset.steps

@@ -1,0 +1,1 @@
+"""What an operator wants of one device: kept back, given back, reset."""

@@ -1,0 +1,91 @@
+"""Stores what an operator wants of the devices of one class: read at the start, written with each operation, and written again when the store has lost it.
+
+This process is the entry's only writer, so any other content is garbage, a deletion or an older copy. In memory is what was written; what could not be written is not so.
+"""
+
+from __future__ import annotations
+
+from topobus.formats.messages.catalogue import MAINTENANCE
+from topobus.formats.messages.operation_messages import ClassMaintenance
+from topobus.process.clock import until_tick
+from topobus.process.logging import get_logger
+from topobus.process.service import Runtime
+from topobus.values.errors import ContractError, PeerUnavailable
+
+__all__ = ["MaintenanceStore"]
+
+
+class MaintenanceStore:
+    """What stands for the devices of one class on this node."""
+
+    def __init__(self, runtime: Runtime, device_class: str) -> None:
+        """Begin with nothing; `load` reads what stands."""
+        self._bus = runtime.bus
+        self._clock = runtime.clock
+        self._node = runtime.node
+        self._class = device_class
+        self.value = ClassMaintenance(node=runtime.node, device_class=device_class)
+
+    async def load(self) -> None:
+        """Read what stands; waits until the bucket can be read, for a device that is kept back must not be offered for a moment."""
+        while True:
+            try:
+                stored = await self._read()
+            except PeerUnavailable as err:
+                get_logger().warning("maintenance.unread", why=str(err))
+                await self._clock.sleep(err.retry_after_s)
+                continue
+            if stored is not None:
+                self.value = stored
+                get_logger().info("maintenance.recalled", devices=sorted(stored.devices))
+            return
+
+    async def put(self, value: ClassMaintenance) -> None:
+        """Write what stands from now on.
+
+        Errors: raises PeerUnavailable when it could not be written, or nobody knows whether it was; then what stood before stands.
+        """
+        if value == self.value:
+            return
+        await self._bus.put(MAINTENANCE, value, node=self._node, device_class=self._class)
+        self.value = value
+
+    async def run(self, look_s: float) -> None:
+        """Confirm now and then, for ever; `look_s` are the seconds between two looks, at the process's other ticks."""
+        while True:
+            await self._clock.sleep(until_tick(self._clock.monotonic(), look_s))
+            try:
+                await self.confirm()
+            except PeerUnavailable as err:
+                get_logger().debug("maintenance.unseen", why=err.message)
+
+    async def confirm(self) -> None:
+        """Look whether what stands is still stored, and write it again if not.
+
+        Errors: raises PeerUnavailable.
+        Cost: one request, and none while nothing was ever said.
+        """
+        stands = self.value
+        if not stands.devices and not stands.operations:
+            return
+        try:
+            entry = await self._bus.get(MAINTENANCE, node=self._node, device_class=self._class)
+            if (entry is not None and entry.value == stands) or stands is not self.value:
+                return
+            why = "it is gone" if entry is None else "somebody else wrote over it"
+        except ContractError as err:
+            why = err.message
+        get_logger().warning(
+            "maintenance.overwritten", why=why, next_step="it is written again; see who writes this bucket besides the device services"
+        )
+        await self._bus.put(MAINTENANCE, stands, node=self._node, device_class=self._class)
+
+    async def _read(self) -> ClassMaintenance | None:
+        """Read what stands in the bucket; when that is garbage, the newest older revision that is none."""
+        try:
+            entry = await self._bus.get(MAINTENANCE, node=self._node, device_class=self._class)
+        except ContractError as err:
+            older = await self._bus.history(MAINTENANCE, node=self._node, device_class=self._class)
+            get_logger().warning("maintenance.misread", why=err.message, is_recalled=bool(older))
+            return older[-1].value if older else None
+        return entry.value if entry is not None else None

@@ -1,0 +1,1 @@
+"""Cards that are cut for a claim, and put together again afterwards."""

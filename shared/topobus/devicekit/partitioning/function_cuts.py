@@ -1,0 +1,285 @@
+"""Makes virtual functions when somebody gets one of them, and lets them go for who wants the physical one: the intent in the journal first, never while anybody uses the card.
+
+Flows in: for each physical function of a request whether it is wanted whole or in parts. Flows out: a driver's edits, at once where the functions are as wanted, else as long
+work; or a refusal with who is in the way. The kernel changes the number by way of 0 alone, which removes all of them: so functions are made where there are none, and removed for
+who wants the physical function, or when the last is given back.
+
+What a death cuts off needs no mending: the kernel ends a write of sriov_numvfs as a whole, so the functions are there or not, and both are on offer.
+Source: Documentation/PCI/pci-iov-howto.rst; sriov_numvfs, sriov_offset, sriov_stride, sriov_vf_device in Documentation/ABI/testing/sysfs-bus-pci.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.partitioning.card_locks import CardLocks, Pauses, look_until
+from topobus.devicekit.pci import pci_folder
+from topobus.process.logging import get_logger
+from topobus.sysfs.tree import Tree
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+
+__all__ = ["CUT_LIMIT_S", "FunctionCuts", "FunctionWish", "planned_functions", "write_text"]
+
+Edits = Mapping[str, ContainerEdits] | Refusal
+
+_PART = "part"
+"""Step: the owner has the physical function or a virtual one; nothing is to be undone."""
+_COUNT = "functions"
+"""Step: the number of virtual functions is being changed."""
+_SETTLE_S = 30.0
+CUT_LIMIT_S = 2 * _SETTLE_S
+"""Seconds that one card takes at most: a wait for its lock, and one for its functions."""
+# Seconds that `unprepare` waits for a card, in a call that has five in all.
+_UNDO_S = 1.5
+
+
+class FunctionWish(Struct, frozen=True, kw_only=True):
+    """How one physical function must be for a request."""
+
+    name: str
+    """The device of the physical function."""
+    parts: tuple[tuple[PciAddress, str], ...]
+    """Its virtual functions with their devices, in the kernel's order, as many as the operator wants."""
+    is_whole: bool
+    devices: tuple[str, ...]
+    removes: bool = False
+    """Whether the functions go when the last of them is given back."""
+
+    @property
+    def own_parts(self) -> tuple[PciAddress, ...]:
+        """Those of its virtual functions that the request wants."""
+        return tuple(part for part, device in self.parts if device in self.devices)
+
+    @property
+    def count(self) -> int:
+        """How many virtual functions there must be."""
+        return 0 if self.is_whole else len(self.parts)
+
+
+class FunctionCuts:
+    """The physical functions of one driver."""
+
+    def __init__(
+        self,
+        users: Callable[[Tree, PciAddress, Sequence[PciAddress]], Sequence[str]],
+        is_ready: Callable[[Tree, PciAddress], str] = lambda _tree, _address: "",
+        *,
+        pauses: Pauses | None = None,
+        write: Callable[[Path, str], None] | None = None,
+    ) -> None:
+        """Keep how this class's functions are looked at.
+
+        Shapes: users — who uses a physical function, or one of its virtual ones, besides owners of ours, for people; is_ready — what a virtual function still lacks, or nothing.
+        """
+        self.locks = CardLocks()
+        self.pauses = pauses or Pauses()
+        self.write = write or write_text
+        self._users = users
+        self._is_ready = is_ready
+
+    def prepare(
+        self, tree: Tree, wishes: Mapping[PciAddress, FunctionWish], context: PrepareContext, edits: Callable[[], Edits]
+    ) -> Edits | LongWork:
+        """Give the edits of functions that are there, at once; of others after they are made, which is long work."""
+        with self.locks.locked(wishes, 0) as is_mine:
+            if is_mine and not any(self._lacks(tree, address, wish, wish.own_parts) for address, wish in wishes.items()):
+                return _with_note(wishes.values(), context, edits)
+        what = ", ".join(f"{address} with {wishes[address].count} virtual functions" for address in sorted(wishes))
+        return LongWork(
+            limit_s=CUT_LIMIT_S * (1 + len(wishes)), what=f"setting up {what}", work=lambda: self._work(tree, wishes, context, edits)
+        )
+
+    def undo(self, tree: Tree, address: PciAddress, wish: FunctionWish, record: DeviceRecord, in_use: Callable[[], frozenset[str]]) -> None:
+        """Let an owner go; the last one of a card whose functions are to go takes them away.
+
+        Errors: raises HardwareError while the card is at work for somebody else.
+        """
+        part = record.step(_PART)
+        if part is not None and part.is_done and wish.removes and not wish.is_whole:
+            with self.locks.locked([address], _UNDO_S) as is_mine:
+                if not is_mine:
+                    raise HardwareError(f"{address} is being set up for another claim")
+                self._remove(tree, address, wish, in_use())
+        self.forget(record)
+
+    def forget(self, record: DeviceRecord) -> None:
+        """Let an owner go whose card is not cut on demand any more."""
+        record.undone(_COUNT)
+        record.undone(_PART)
+
+    def _work(self, tree: Tree, wishes: Mapping[PciAddress, FunctionWish], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
+        with self.locks.locked(wishes, _SETTLE_S * (1 + len(wishes))) as is_mine:
+            if not is_mine:
+                text = f"{', '.join(map(str, sorted(wishes)))}: it is still being set up for another claim"
+                return _refuse("card-in-use", text, devices=tuple(device for wish in wishes.values() for device in wish.devices))
+            _note(wishes.values(), context)
+            for address in sorted(wishes):
+                refusal = self._bring(tree, address, wishes[address], context)
+                if refusal is not None:
+                    return refusal
+            return _with_note(wishes.values(), context, edits)
+
+    def _bring(self, tree: Tree, address: PciAddress, wish: FunctionWish, context: PrepareContext) -> Refusal | None:
+        """Make the functions, or take them away; the caller has the card's lock."""
+        present = _present(tree, address)
+        if present != wish.count:
+            if present and not wish.is_whole:
+                text = f"{address} has {present} virtual functions by now, and {wish.devices[0]} was one of {wish.count}; ask again when the inventory tells them"
+                return _refuse("device-not-offered", text, devices=wish.devices)
+            refusal = self._refuse_users(tree, address, wish, present, context.in_use())
+            if refusal is not None:
+                return refusal
+            record = context.records.get(wish.devices[0], DeviceRecord())
+            record.intend(_COUNT, {"count": present, "to": wish.count})
+            with self.locks.changing(address):
+                refusal = self._write(tree, address, wish.count) or self._settle(tree, address, wish, [part for part, _ in wish.parts])
+            if refusal is None:
+                record.done(_COUNT)
+            return refusal
+        return self._settle(tree, address, wish, wish.own_parts)
+
+    def _refuse_users(self, tree: Tree, address: PciAddress, wish: FunctionWish, present: int, in_use: frozenset[str]) -> Refusal | None:
+        # Who has another virtual function is in nobody's way who wants one: after a reboot all of them find the card without.
+        siblings = {device for _, device in wish.parts} if wish.is_whole else set()
+        rivals = tuple(sorted(in_use & ({wish.name} | siblings) - set(wish.devices)))
+        users = tuple(self._users(tree, address, _virtual(tree, address))) if not rivals else ()
+        if not rivals and not users:
+            return None
+        why = f"{', '.join(rivals)} is held" if rivals else "; ".join(users)
+        text = f"{address} has {present} virtual functions and needs {wish.count}, but is in use: {why}"
+        return _refuse("card-in-use", text, address=str(address), devices=rivals, users=users)
+
+    def _settle(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> Refusal | None:
+        """Wait until these functions are ready. A sibling that does not get ready in time is in nobody's way."""
+        lacks = look_until(lambda: _done(self._lacks(tree, address, wish, parts)), self.pauses, _SETTLE_S)
+        if isinstance(lacks, str) and (own := self._lacks(tree, address, wish, wish.own_parts)):
+            text = f"{address}: {own} after {_SETTLE_S:g} s; the claim can be asked for again"
+            return _refuse("functions-unsettled", text, address=str(address), wanted=wish.count)
+        return None
+
+    def _write(self, tree: Tree, address: PciAddress, wanted: int) -> Refusal | None:
+        try:
+            self.write(tree.path(f"{pci_folder(address)}/sriov_numvfs"), str(wanted))
+        except OSError as err:
+            text = f"the driver of {address} does not make {wanted} virtual functions: {err.strerror}"
+            return _refuse("functions-refused", text, address=str(address), wanted=wanted, error=err.errno or 0)
+        return None
+
+    def _remove(self, tree: Tree, address: PciAddress, wish: FunctionWish, in_use: frozenset[str]) -> None:
+        """Take the functions away, if nobody uses any; where it cannot be they stay, and the next claim finds them."""
+        present = _present(tree, address)
+        if not present or in_use & ({wish.name} | {device for _, device in wish.parts}):
+            return
+        users = self._users(tree, address, _virtual(tree, address))
+        with self.locks.changing(address):
+            refusal = None if users else self._write(tree, address, 0)
+        if users or refusal is not None:
+            why = "; ".join(users) if refusal is None else refusal.reasons[0].message
+            get_logger().warning("functions.kept", address=str(address), why=why, next_step="nothing: the next claim finds them")
+
+    def _lacks(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> str:
+        """Say what a physical function lacks to be as wanted, with these of its virtual ones ready; empty: nothing."""
+        fresh = Tree(tree.settings)
+        try:
+            present, virtual = _present(fresh, address), _virtual(fresh, address)
+            if present != wish.count or len(virtual) != present:
+                return f"it has {len(virtual)} of {wish.count} virtual functions"
+            wanted = [part for part, _ in wish.parts] if not wish.is_whole else []
+            if virtual != wanted:
+                return f"its virtual functions are {', '.join(map(str, virtual))}, expected were {', '.join(map(str, wanted))}"
+            return next((f"{part}: {why}" for part in parts if (why := self._is_ready(fresh, part))), "")
+        except HardwareError as err:
+            return err.message
+
+
+def planned_functions(tree: Tree, machine: Machine, physical: PciDevice, count: int) -> tuple[PciDevice, ...]:
+    """Give the virtual functions that a physical one has, or would have, as discovery would describe them; fewer than `count`: the kernel does not tell where they would be.
+
+    Errors: raises HardwareError for a file that holds no number.
+    """
+    folder = pci_folder(physical.address)
+    by_address = {device.address: device for device in machine.pci_devices}
+    # A number that somebody else has set stays until the physical function is wanted: who has one of them may be known to nobody.
+    addresses = _virtual(tree, physical.address)
+    if not addresses:
+        offset, stride = tree.read_int(f"{folder}/sriov_offset"), tree.read_int(f"{folder}/sriov_stride")
+        if not offset or (not stride and count > 1):
+            return ()
+        addresses = [_routed(physical.address, offset + index * (stride or 0)) for index in range(count)]
+    kind = tree.read_int(f"{folder}/sriov_vf_device", 16)
+    return tuple(
+        by_address.get(address)
+        or structs.replace(
+            physical,
+            address=address,
+            device=physical.device if kind is None else kind,
+            physfn=physical.address,
+            driver="",
+            iommu_group=None,
+        )
+        for address in addresses
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of the kernel's; it answers when the driver has done it, or refuses as an OSError."""
+    path.write_text(f"{text}\n", encoding="ascii")
+
+
+def _routed(physical: PciAddress, distance: int) -> PciAddress:
+    """Find the function at a distance of routing ids: 8 bits of bus, 5 of device, 3 of function.
+
+    >>> str(_routed(PciAddress.parse("0000:3b:00.0"), 17))
+    '0000:3b:02.1'
+    """
+    number = (physical.bus << 8 | physical.device << 3 | physical.function) + distance
+    return PciAddress(physical.domain, number >> 8 & 0xFF, number >> 3 & 0x1F, number & 0x7)
+
+
+def _present(tree: Tree, address: PciAddress) -> int:
+    return Tree(tree.settings).read_int(f"{pci_folder(address)}/sriov_numvfs") or 0
+
+
+def _virtual(tree: Tree, address: PciAddress) -> list[PciAddress]:
+    """List the virtual functions that are there, in the kernel's order."""
+    folder = pci_folder(address)
+    names = [name for name in Tree(tree.settings).names(folder) if name.startswith("virtfn") and name.removeprefix("virtfn").isdecimal()]
+    links = [Tree(tree.settings).link_name(f"{folder}/{name}") for name in sorted(names, key=lambda name: int(name[6:]))]
+    # One that went between the two looks is not there.
+    return [PciAddress.parse(link) for link in links if link]
+
+
+def _note(wishes: Collection[FunctionWish], context: PrepareContext) -> None:
+    """Write down who has what, before it is looked at who else has something of the cards."""
+    for wish in wishes:
+        for device in wish.devices:
+            context.records.get(device, DeviceRecord()).intend(_PART, {"of": wish.name})
+
+
+def _with_note(wishes: Collection[FunctionWish], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
+    """Give the edits, with the note closed when they are given: who was refused has had no function that could go with it."""
+    _note(wishes, context)
+    answer = edits()
+    for wish in wishes if not isinstance(answer, Refusal) else ():
+        for device in wish.devices:
+            record = context.records.get(device, DeviceRecord())
+            if (step := record.step(_PART)) is not None and not step.is_done:
+                record.done(_PART)
+    return answer
+
+
+def _done(lacks: str) -> tuple[bool | None, str]:
+    return (None, lacks) if lacks else (True, "")
+
+
+def _refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

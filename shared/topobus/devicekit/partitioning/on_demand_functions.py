@@ -1,0 +1,192 @@
+"""Physical functions that a driver offers whole and in virtual functions at the same time, by an operator's rules; what a driver keeps of them between its looks.
+
+Flows in: rules, physical functions with their devices. Flows out: the virtual functions to offer beside each, there or not; and requests for them, made so by `function_cuts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.devicekit.partitioning.function_cuts import FunctionCuts, FunctionWish, planned_functions
+from topobus.devicekit.pci import pci_device_name, pci_folder
+from topobus.devicekit.settings import FunctionRule
+from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.machine import Machine, PciDevice
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+
+__all__ = ["FunctionCuttingDriver", "OnDemandFunctions"]
+
+
+class _Plan(Struct, frozen=True, kw_only=True):
+    name: str
+    parts: tuple[tuple[PciAddress, str], ...]
+    removes: bool
+
+
+class OnDemandFunctions:
+    """The physical functions of one driver that are cut on demand."""
+
+    def __init__(self, device_class: str, cuts: FunctionCuts) -> None:
+        self.rules: tuple[FunctionRule, ...] = ()
+        self.cuts = cuts
+        self._class = device_class
+        # Replaced, never changed: long work reads it beside a look.
+        self._plans: Mapping[PciAddress, _Plan] = {}
+        self._next: dict[PciAddress, _Plan] = {}
+        self._parts: set[PciAddress] = set()
+        """All virtual functions that were ever on offer in this life."""
+        self._changed: set[PciAddress] = set()
+        self._next_uncut: set[str] = set()
+        self.uncut: frozenset[str] = frozenset()
+        """Cards that a rule names and that cannot be cut as the last look found them: virtual functions of theirs that are not there are not on offer."""
+        self._seen: Mapping[PciAddress, tuple[Device, ...]] = {}
+        self._has_looked = False
+
+    def begin_look(self) -> None:
+        """Begin to plan anew."""
+        self._next, self._changed, self._next_uncut = {}, set(), set()
+
+    def end_look(self, devices: Sequence[Device]) -> None:
+        """Have what was planned since the beginning count; `devices` is what the look gave."""
+        self._plans, self.uncut, self._has_looked = self._next, frozenset(self._next_uncut), True
+        by_name = {device.name: device for device in devices}
+        self._seen = {
+            address: tuple(by_name[name] for name in (plan.name, *(name for _, name in plan.parts)) if name in by_name)
+            for address, plan in self._plans.items()
+        }
+
+    def is_cut(self, function: PciDevice) -> bool:
+        """Say, while a look goes on, whether a function is one of a card that is cut on demand: the physical one, or a virtual one on offer."""
+        plan = self._next.get(function.physfn or function.address)
+        return plan is not None and (function.physfn is None or any(function.address == part for part, _ in plan.parts))
+
+    def rule(self, device: Device) -> FunctionRule | None:
+        """Find the rule of a physical function's device: the first that fits."""
+        return next((rule for rule in self.rules if all(condition.holds(device) for condition in rule.where)), None)
+
+    def plan(self, tree: Tree, machine: Machine, device: Device, physical: PciDevice) -> tuple[PciDevice, ...]:
+        """Give the virtual functions to offer beside a physical one; none where no rule fits, or the kernel does not tell where they would be."""
+        rule = self.rule(device) if physical.physfn is None else None
+        total = tree.read_int(f"{pci_folder(physical.address)}/sriov_totalvfs") if rule is not None else None
+        if rule is None or not total:
+            return ()
+        functions = planned_functions(tree, machine, physical, min(rule.count, total))
+        if functions:
+            self._parts.update(function.address for function in functions)
+            parts = tuple((function.address, pci_device_name(self._class, function.address)) for function in functions)
+            self._next[physical.address] = _Plan(name=device.name, parts=parts, removes=rule.when_idle == "remove")
+        return functions
+
+    def changing(self, function: PciDevice) -> Sequence[Device] | None:
+        """Give what was seen last of a card that is changing, for its physical function; nothing for its virtual ones; None for every other function.
+
+        A card that changed at any moment of a look is passed by until its end, and keeps its plan: half of it was seen before the change.
+        """
+        address = function.physfn or function.address
+        if self.cuts.locks.is_changing(address) and address in self._plans:
+            self._changed.add(address)
+            self._next[address] = self._plans[address]
+        if address not in self._changed:
+            return None
+        return self._seen.get(address, ()) if function.physfn is None else ()
+
+    def is_planned(self, address: PciAddress) -> bool:
+        """Say whether a virtual function is one of a card that is cut on demand."""
+        return any(address == part for plan in self._plans.values() for part, _ in plan.parts)
+
+    def is_absent(self, tree: Tree, address: PciAddress) -> bool:
+        """Say whether a virtual function is or was on offer and is not there, so that nothing can be wrong with it.
+
+        Was: devices of an earlier look are observed also when the last one found that their card cannot be cut now.
+        """
+        return address in self._parts and not tree.exists(pci_folder(address))
+
+    def prepare(
+        self,
+        tree: Tree,
+        devices: Sequence[Device],
+        context: PrepareContext,
+        edits: Callable[[], Mapping[str, ContainerEdits] | Refusal],
+    ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give edits, after the functions of a request are there; at once for devices of no card that is cut on demand."""
+        if self.rules and not self._has_looked:
+            return _refuse("the service has just started and does not know yet which cards are cut on demand; ask again", devices)
+        wishes: dict[PciAddress, FunctionWish] = {}
+        for device in sorted(devices, key=lambda device: device.name):
+            wish = self._wish(device)
+            if wish is not None:
+                address, own = wish
+                before = wishes.get(address)
+                if before is not None and before.is_whole is not own.is_whole:
+                    return _refuse(f"{device.name} and {before.devices[0]} cannot be had at once", devices)
+                names = (*(before.devices if before is not None else ()), device.name)
+                wishes[address] = FunctionWish(name=own.name, parts=own.parts, is_whole=own.is_whole, devices=names, removes=own.removes)
+        return self.cuts.prepare(tree, wishes, context, edits) if wishes else edits()
+
+    def undo(self, tree: Tree, device: Device, context: PrepareContext) -> None:
+        """Let the owner of a device go.
+
+        Errors: raises HardwareError while the card is at work for somebody else.
+        """
+        wish = self._wish(device)
+        record = context.records.get(device.name, DeviceRecord())
+        if wish is None:
+            self.cuts.forget(record)
+        else:
+            self.cuts.undo(tree, wish[0], wish[1], record, context.in_use)
+
+    def has_any(self, devices: Sequence[Device]) -> bool:
+        """Say whether a device is of a card that is cut on demand, or that may be, as long as nobody has looked."""
+        return (bool(self.rules) and not self._has_looked) or any(self._wish(device) is not None for device in devices)
+
+    def _wish(self, device: Device) -> tuple[PciAddress, FunctionWish] | None:
+        for address, plan in self._plans.items():
+            is_whole = device.name == plan.name
+            if is_whole or any(device.name == name for _, name in plan.parts):
+                return address, FunctionWish(
+                    name=plan.name, parts=plan.parts, is_whole=is_whole, devices=(device.name,), removes=plan.removes
+                )
+        return None
+
+    def planned(
+        self, tree: Tree, machine: Machine, device: Device, physical: PciDevice, why_not: Sequence[str]
+    ) -> tuple[tuple[PciDevice, ...], str]:
+        """Plan, unless the host uses the physical function itself; then why not, where a rule fits.
+
+        Shapes: why_not — how the host uses it, for people.
+        """
+        try:
+            if why_not and self.rule(device) is not None:
+                self._next_uncut.add(device.name)
+                return (), f"{physical.address} is not cut on demand: {'; '.join(why_not)}"
+            functions = self.plan(tree, machine, device, physical)
+        except HardwareError as err:
+            return (), f"{physical.address} is not cut on demand: {err.message}"
+        if not functions and physical.physfn is None and self.rule(device) is not None:
+            return (
+                (),
+                f"{physical.address} is not cut on demand: the kernel does not tell of virtual functions (sriov_totalvfs, sriov_offset, sriov_stride)",
+            )
+        return functions, ""
+
+
+@runtime_checkable
+class FunctionCuttingDriver(DeviceDriver, Protocol):
+    """A driver that can make virtual functions when somebody gets one of them."""
+
+    on_demand_functions: OnDemandFunctions
+    """The service gives it the operator's rules (`partitions.virtual_functions`) before the first `discover`."""
+
+
+def _refuse(message: str, devices: Sequence[Device]) -> Refusal:
+    names = tuple(sorted(device.name for device in devices))
+    return Refusal(reasons=(Reason(code="device-not-offered", message=message, facts={"devices": names}),))

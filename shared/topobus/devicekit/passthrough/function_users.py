@@ -1,0 +1,110 @@
+"""Who uses a PCI function on this node: processes that have its device nodes open, and interfaces of it that the node has in use.
+
+Flows in: a function, and nodes that only its driver knows. Flows out: sentences for people, none when it is idle. A process whose open files nobody may see is no idle one:
+whoever asks is told that we are blind.
+Source: Documentation/ABI/testing/sysfs-class-net; proc(5) fd; `DEVNAME` in a device's uevent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+
+from msgspec import Struct
+
+from topobus.devicekit.pci import pci_folder
+from topobus.sysfs.net import default_route_interfaces, function_interfaces
+from topobus.sysfs.netdevs import addressed_interfaces
+from topobus.sysfs.tree import Tree
+from topobus.values.errors import HardwareError
+from topobus.values.pci import PciAddress
+
+__all__ = ["OpenNodes", "function_nodes", "interface_uses", "openers"]
+
+# A node's folder lies at most so far below its function: drm/card0, infiniband_verbs/uverbs0, misc/vfio.
+_DEEPEST = 4
+_FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class OpenNodes(Struct, frozen=True, kw_only=True):
+    """Who has device nodes open."""
+
+    users: tuple[str, ...] = ()
+    """`process 4711 (python3) has /dev/nvidia0 open`."""
+    unseen: int = 0
+    """Processes whose open files we may not see."""
+
+
+def function_nodes(tree: Tree, address: PciAddress) -> tuple[str, ...]:
+    """Name the device nodes that the kernel has made for a function, relative to dev: `dri/renderD128`; sorted.
+
+    Functions behind it (it is a bridge then) are their own.
+    """
+    return tuple(sorted(set(_nodes(tree, pci_folder(address), 0))))
+
+
+def openers(tree: Tree, nodes: Collection[str]) -> OpenNodes:
+    """Find the processes that have one of these nodes (relative to dev) open.
+
+    Cost: one readlink for each open file of the node: a tenth of a second and more.
+    """
+    # A tree that remembers what it listed would keep each process for ever.
+    tree = Tree(tree.settings)
+    users: list[str] = []
+    unseen = 0
+    for process in tree.names("proc") if nodes else ():
+        if not process.isdecimal():
+            continue
+        try:
+            files = tree.names(f"proc/{process}/fd")
+            folder = tree.path(f"proc/{process}/fd")
+        except HardwareError:
+            unseen += 1
+            continue
+        # By its end: a container's /dev, and that of a host that is mounted elsewhere, has other names before.
+        opened = sorted({node for file in files for node in nodes if _target(f"{folder}/{file}").endswith(f"/{node}")})
+        if opened:
+            program = tree.read(f"proc/{process}/comm") or "?"
+            users.append(f"process {process} ({program}) has {', '.join(f'/dev/{node}' for node in opened)} open")
+    return OpenNodes(users=tuple(users), unseen=unseen)
+
+
+def interface_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
+    """Say what the node, or somebody else, does with a function's network interfaces; nothing when it has none, or they are idle.
+
+    Errors: raises HardwareError for a file that exists and cannot be read.
+    """
+    tree = Tree(tree.settings)
+    interfaces = function_interfaces(tree, address, only_link=True)
+    routed, addressed = default_route_interfaces(tree), addressed_interfaces(tree)
+    uses: list[str] = []
+    for interface in interfaces:
+        if interface.name in routed:
+            uses.append(f"the node's default route goes over its interface {interface.name}")
+        elif interface.is_up and interface.name in addressed:
+            uses.append(f"its interface {interface.name} is up and has addresses or routes")
+        elif tree.is_link(f"{interface.path}/master"):
+            uses.append(f"its interface {interface.name} is a part of {tree.link_name(f'{interface.path}/master')}")
+    if not interfaces and tree.exists(f"{pci_folder(address)}/net"):
+        uses.append("its interface is in another network namespace")
+    return tuple(uses)
+
+
+def _nodes(tree: Tree, folder: str, depth: int) -> Iterator[str]:
+    names = tree.names(folder)
+    if "dev" in names:
+        match = re.search(r"^DEVNAME=(.+)$", tree.read(f"{folder}/uevent") or "", re.MULTILINE)
+        yield (match.group(1) if match is not None else folder.rpartition("/")[2]).removeprefix("/dev/")
+    for name in names if depth < _DEEPEST else ():
+        path = f"{folder}/{name}"
+        if not tree.is_link(path) and not _FUNCTION.fullmatch(name) and tree.path(path).is_dir():
+            yield from _nodes(tree, path, depth + 1)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        # Closed meanwhile, or not ours to follow.
+        return ""

@@ -1,0 +1,317 @@
+"""Gives PCI functions to virtual machines: for a claim a function goes from its own kernel driver to VFIO, and afterwards back.
+
+Flows in: devices whose claim asks for it, what the operator allows, and what the journal says of the owner. Flows out: VFIO's nodes for a container, or a refusal with the exact
+reason; the function is with its own driver then. The driver that had it before stands in the journal before the first act, so a kill at any step is undone by the next start.
+It stands in place of the class's driver for these devices: `prepare` is long work, `unprepare` brings the function back, and its driver cleans it as after any owner.
+A function of a card that is cut on demand is made first, and a card that is wanted whole loses its functions first, as for any other claim; what they are is checked after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.devicekit.edits_text import gone
+from topobus.devicekit.hands import CleaningDriver, SwitchedDriver, is_cleaning
+from topobus.devicekit.journal.journal_values import PASSTHROUGH
+from topobus.devicekit.partitioning.function_cuts import CUT_LIMIT_S
+from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
+from topobus.devicekit.passthrough import iommu_groups
+from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch, Timer
+from topobus.devicekit.passthrough.function_users import function_nodes, interface_uses, openers
+from topobus.devicekit.passthrough.passthrough_edits import missing_nodes, passthrough_edits
+from topobus.devicekit.passthrough.passthrough_request import Passthrough, read_passthrough
+from topobus.devicekit.pci import function_role, is_vfio
+from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
+from topobus.process.logging import get_logger
+from topobus.sysfs.tree import Tree
+from topobus.values.device import Device, DeviceRole
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import HardwareError
+from topobus.values.health import Observation
+from topobus.values.machine import Machine
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import OwnerKind
+
+__all__ = ["PassthroughDriver"]
+
+_LOOK_S = 0.2
+# To let go, to take, and both once more when it has to go back; and the look for users.
+_SWITCHES = 4
+
+
+class PassthroughDriver:
+    """Stands in place of a class's driver for the devices that a claim wants for a virtual machine."""
+
+    def __init__(
+        self,
+        driver: DeviceDriver,
+        settings: PassthroughSettings,
+        own: Callable[[], frozenset[PciAddress]] = frozenset,
+        *,
+        timer: Timer | None = None,
+    ) -> None:
+        """Take the class's driver; `own` gives the functions that the owner has in passthrough already, and is called in the driver's thread."""
+        self.name = driver.name
+        self.device_class = driver.device_class
+        self._driver = driver
+        self._settings = settings
+        self._own = own
+        self._timer = timer or Timer()
+
+    @property
+    def cleans(self) -> bool:
+        """Say whether its driver cleans: it does when it has the device again."""
+        return is_cleaning(self._driver)
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Find nothing: its driver does."""
+        return ()
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """See nothing: its driver does, when it has the device again."""
+        return {}
+
+    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse what is asked wrongly, what the operator does not allow, and a function whose IOMMU group is not the claim's alone; nothing is changed yet."""
+        passthrough = _read_alike(devices, context)
+        if isinstance(passthrough, Refusal):
+            return passthrough
+        if context.owner.kind is not OwnerKind.CLAIM:
+            return _refuse("passthrough-malformed", "devices go to virtual machines by claims alone")
+        there = [device for device in devices if not self._is_cut_on_demand(device)]
+        refusal = gone(tree, there)
+        for device in devices:
+            refusal = refusal or self._refuse_device(tree, device, is_there=device in there)
+        if refusal is not None:
+            return refusal
+        if passthrough.backend == "iommufd" and not tree.exists("dev/iommu"):
+            return _refuse(
+                "passthrough-unsupported", "the node has no /dev/iommu: its kernel has no iommufd, or has not loaded it", what="iommufd"
+            )
+        return self._refuse_group(tree, there)
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
+        """Give the nodes of functions that VFIO has, else begin to switch them."""
+        passthrough = _read_alike(devices, context)
+        if isinstance(passthrough, Refusal):
+            return passthrough
+        switch = self._switch(tree)
+        is_given = all(is_vfio(switch.present(_address(device)).name) for device in devices)
+        if is_given and not missing_nodes(tree, devices, passthrough):
+            return passthrough_edits(tree, devices, passthrough, self._driver)
+        names = ", ".join(device.name for device in devices)
+        return LongWork(
+            limit_s=self._settings.idle_s + _SWITCHES * len(devices) * self._settings.switch_s + CUT_LIMIT_S * (1 + len(devices)),
+            what=f"giving {names} to {passthrough.backend}",
+            work=lambda: self._work_on_whole(tree, devices, context, passthrough),
+        )
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Bring functions back to the drivers that had them before.
+
+        Errors: raises HardwareError when one cannot be brought back, after all others were tried.
+        """
+        faults: list[str] = []
+        for device in devices:
+            if fault := self._bring_back(tree, device, context.records[device.name]):
+                faults.append(fault)
+            elif isinstance(self._driver, FunctionCuttingDriver):
+                self._driver.on_demand_functions.undo(tree, device, context)
+        if faults:
+            raise HardwareError("; ".join(faults), next_step="it is tried again until its driver has it")
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Have its driver clean it."""
+        return self._driver.clean(tree, device, record) if isinstance(self._driver, CleaningDriver) else None
+
+    def _is_cut_on_demand(self, device: Device) -> bool:
+        return isinstance(self._driver, FunctionCuttingDriver) and self._driver.on_demand_functions.has_any([device])
+
+    def _refuse_device(self, tree: Tree, device: Device, *, is_there: bool = True) -> Refusal | None:
+        """Refuse what may not be given; `is_there`: whether the function is what it will be when it is given."""
+        address = device.pci
+        # A virtual function is a part of its card, and a function with a group of its own.
+        if (
+            address is None
+            or device.allows_multiple
+            or any(whole.endswith(_name_part(address)) for whole in (device.parent, device.partition_of))
+        ):
+            return _refuse(
+                "passthrough-unsupported", f"{device.name} is no PCI function as a whole, so no machine can have it", device=device.name
+            )
+        # The tree first: what is switched there is in the journal before.
+        role, why = function_role(tree, address) if is_there else (device.role, "")
+        if address in self._own():
+            return None
+        if role is DeviceRole.PASSTHROUGH and role is device.role:
+            return None
+        if role is not DeviceRole.COMPUTE or role is not device.role:
+            text = f"{device.name}: {why or f'it was offered for {device.role}, and is for {role} now'}"
+            return _refuse("device-not-offered", text, device=device.name)
+        rule = self._rule(device)
+        if rule is None:
+            text = f"{device.name} may not be given to a virtual machine: no rule of passthrough.allow is true of it"
+            return _refuse("passthrough-forbidden", text, device=device.name)
+        if not self._switch(tree).has_driver(rule.kernel_driver):
+            text = f"kernel driver {rule.kernel_driver} is not loaded on the node, so {device.name} cannot be given to a virtual machine"
+            return _refuse("passthrough-unsupported", text, device=device.name, what=rule.kernel_driver)
+        return None
+
+    def _refuse_group(self, tree: Tree, devices: Sequence[Device]) -> Refusal | None:
+        own = {*self._own(), *(_address(device) for device in devices)}
+        for device in devices:
+            group = iommu_groups.read_group(tree, _address(device))
+            if group is None:
+                text = f"{device.name} has no IOMMU group: the node's IOMMU is off, or the kernel does not use it"
+                return _refuse("passthrough-unsupported", text, device=device.name, what="iommu")
+            others = iommu_groups.others(tree, group, own)
+            if others:
+                named = ", ".join(f"{address} ({driver or 'no driver'})" for address, driver in others.items())
+                text = f"{device.name} is in IOMMU group {group.number} with {named}, which the claim does not pass through: a machine gets a group whole"
+                return _refuse("passthrough-group", text, device=device.name, group=group.number, others=tuple(map(str, others)))
+        return None
+
+    def _work_on_whole(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Have the functions of cards that are cut on demand made, or the card whole, and give them."""
+        if not isinstance(self._driver, FunctionCuttingDriver) or not any(map(self._is_cut_on_demand, devices)):
+            return self._work(tree, devices, context, passthrough)
+
+        def give() -> Mapping[str, ContainerEdits] | Refusal:
+            refusal = gone(tree, devices)
+            for device in devices:
+                refusal = refusal or self._refuse_device(tree, device)
+            return refusal or self._refuse_group(tree, devices) or self._work(tree, devices, context, passthrough)
+
+        answer = self._driver.on_demand_functions.prepare(tree, devices, context, give)
+        return answer.work() if isinstance(answer, LongWork) else answer
+
+    def _work(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough
+    ) -> Mapping[str, ContainerEdits] | Refusal:
+        """Wait until the functions are idle, switch them, and wait for their nodes; what cannot be done whole is undone."""
+        switch = self._switch(tree)
+        for device in devices:
+            before = switch.present(_address(device))
+            if not is_vfio(before.name):
+                facts = {"address": str(device.pci), "driver": before.name, "override": before.override}
+                context.records[device.name].intend(PASSTHROUGH, facts)
+        try:
+            for device in devices:
+                if isinstance(self._driver, SwitchedDriver) and context.records[device.name].step(PASSTHROUGH) is not None:
+                    self._driver.let_go(tree, device)
+            refusal = self._wait_idle(tree, devices)
+            if refusal is None:
+                for device in devices:
+                    self._take(switch, device)
+                switch.until(lambda: not missing_nodes(tree, devices, passthrough), "VFIO having made its nodes")
+        except HardwareError as err:
+            refusal = _refuse("passthrough-failed", f"{', '.join(device.name for device in devices)}: {err}", error=err.message)
+        if refusal is not None:
+            return self._give_up(tree, devices, context, refusal)
+        for device in devices:
+            if context.records[device.name].step(PASSTHROUGH) is not None:
+                context.records[device.name].done(PASSTHROUGH)
+        return passthrough_edits(tree, devices, passthrough, self._driver)
+
+    def _take(self, switch: FunctionSwitch, device: Device) -> None:
+        rule = self._rule(device)
+        if not is_vfio(switch.present(_address(device)).name):
+            # A claim that is prepared again after a reboot was allowed when it came.
+            switch.give(_address(device), rule.kernel_driver if rule is not None else PassthroughRule.kernel_driver)
+            get_logger().info("function.passed", device=device.name, address=str(device.pci))
+
+    def _give_up(self, tree: Tree, devices: Sequence[Device], context: PrepareContext, refusal: Refusal) -> Refusal:
+        faults = [fault for device in reversed(devices) if (fault := self._bring_back(tree, device, context.records[device.name]))]
+        if not faults:
+            return refusal
+        text = f"it cannot be given back yet, and is tried again: {'; '.join(faults)}"
+        return Refusal(reasons=(*refusal.reasons, Reason(code="undo-failed", message=text, facts={"device": devices[0].name})))
+
+    def _bring_back(self, tree: Tree, device: Device, record: DeviceRecord) -> str:
+        """Bring one function back; why not, or nothing. A device without the step was never switched."""
+        step = record.step(PASSTHROUGH)
+        if step is None:
+            return ""
+        address = PciAddress.parse(step.before["address"])
+        before = FunctionDriver(name=step.before["driver"], override=step.before["override"])
+        switch = self._switch(tree)
+        try:
+            now = switch.present(address)
+            if is_vfio(now.name):
+                # The kernel waits in `unbind`, for ever, until nobody has the function open.
+                busy = openers(tree, iommu_groups.vfio_nodes(tree, address))
+                if busy.users:
+                    return f"{device.name} is still open: {'; '.join(busy.users)}"
+            switch.restore(address, before)
+        except HardwareError as err:
+            return f"{device.name}: {err}"
+        if isinstance(self._driver, SwitchedDriver):
+            self._driver.take_back(tree, device)
+        record.undone(PASSTHROUGH)
+        get_logger().info("function.returned", device=device.name, address=str(address), driver=before.name)
+        return ""
+
+    def _wait_idle(self, tree: Tree, devices: Sequence[Device]) -> Refusal | None:
+        deadline = self._timer.now() + self._settings.idle_s
+        while True:
+            uses, unseen = self._uses(tree, devices)
+            if not uses and not unseen:
+                return None
+            if self._timer.now() >= deadline or not uses:
+                break
+            self._timer.sleep(_LOOK_S)
+        if uses:
+            text = f"still in use after {self._settings.idle_s:g} s: {'; '.join(uses)}"
+            return _refuse("passthrough-busy", text, devices=tuple(device.name for device in devices))
+        text = f"the open files of {unseen} processes cannot be seen, so nobody knows whether the device is idle: give the service CAP_SYS_PTRACE"
+        return _refuse("passthrough-blind", text, processes=unseen)
+
+    def _uses(self, tree: Tree, devices: Sequence[Device]) -> tuple[list[str], int]:
+        uses: list[str] = []
+        unseen = 0
+        for device in devices:
+            address = _address(device)
+            own = self._driver.own_nodes(tree, device) if isinstance(self._driver, SwitchedDriver) else ()
+            busy = openers(tree, {*function_nodes(tree, address), *own})
+            uses += [f"{device.name}: {use}" for use in (*interface_uses(tree, address), *busy.users)]
+            unseen = max(unseen, busy.unseen)
+        return uses, unseen
+
+    def _rule(self, device: Device) -> PassthroughRule | None:
+        return next((rule for rule in self._settings.allow if all(condition.holds(device) for condition in rule.where)), None)
+
+    def _switch(self, tree: Tree) -> FunctionSwitch:
+        return FunctionSwitch(tree, limit_s=self._settings.switch_s, timer=self._timer)
+
+
+def _read_alike(devices: Sequence[Device], context: PrepareContext) -> Passthrough | Refusal:
+    """Read what all devices are asked for; one machine has one backend."""
+    wishes = {device.name: read_passthrough(context.config_of(device.name)) for device in devices}
+    refusal = next((wish for wish in wishes.values() if isinstance(wish, Refusal)), None)
+    if refusal is not None:
+        return refusal
+    backends = {name: wish.backend for name, wish in wishes.items() if not isinstance(wish, Refusal)}
+    if len(set(backends.values())) > 1:
+        named = ", ".join(f"{name}: {backend}" for name, backend in sorted(backends.items()))
+        return _refuse("passthrough-malformed", f"devices of one claim go to virtual machines in different ways: {named}")
+    return next(wish for wish in wishes.values() if not isinstance(wish, Refusal))
+
+
+def _address(device: Device) -> PciAddress:
+    if device.pci is None:
+        raise HardwareError(f"{device.name} is no PCI function", device=device.name)
+    return device.pci
+
+
+def _name_part(address: PciAddress) -> str:
+    """Give how a device's name ends that stands for this function as a whole: a part of it names that one as its parent."""
+    return "-" + str(address).replace(":", "-").replace(".", "-")
+
+
+def _refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -1,0 +1,1 @@
+"""Devices that several containers or claims share."""

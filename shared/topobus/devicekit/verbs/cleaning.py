@@ -1,0 +1,166 @@
+"""Cleans devices after their last owner, before the next one: until a device is clean nobody gets it, and whoever asks is told why.
+
+Flows in: devices that an owner has left (the journal says so, also after a crash). Flows out: the journal without them, or an observation: `cleaning` while it goes on,
+`dirty` with the owner that left it when it failed; then it is tried again, ever more slowly. Cleaning runs in a thread of its own for each device, beside the driver's
+other methods, for it may take a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.settings import CleaningSettings
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.leftovers import cleaning, dirty
+from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.health import Observation
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner
+
+__all__ = ["DeviceCleaner"]
+
+_MOST_DOUBLINGS = 6
+_ASK_AGAIN_S = 1.0
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    owner: Owner
+    isolated: IsolatedDriver | None
+    is_visible: bool = False
+    """Told to everybody: it takes longer than an answer of `unprepare` waits."""
+    why: str = ""
+    """Why the last try failed; empty: none has."""
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    """What the driver says of it besides."""
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set as soon as the first try has ended."""
+
+
+class DeviceCleaner:
+    """Cleans the devices of one class."""
+
+    def __init__(
+        self,
+        drivers: Mapping[str, IsolatedDriver],
+        tree: Tree,
+        find_device: Callable[[str], Device | None],
+        journal: Journal,
+        *,
+        clock: Clock,
+        settings: CleaningSettings,
+    ) -> None:
+        self._drivers = drivers
+        self._tree = tree
+        self._find = find_device
+        self._journal = journal
+        self._clock = clock
+        self._settings = settings
+        self._jobs: dict[str, _Job] = {}
+        self._new: asyncio.Queue[tuple[str, _Job]] = asyncio.Queue()
+        self._on_change: Callable[[], None] = lambda: None
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Have somebody told when `observations` says something else."""
+        self._on_change = tell
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        """Clean what is begun, each device as a task of the group, until cancelled."""
+        while True:
+            name, job = await self._new.get()
+            group.create_task(self._clean(name, job))
+
+    def begin(self, name: str, *, is_visible: bool = False) -> None:
+        """Clean a device if it is to be cleaned and is not being cleaned yet; `is_visible`: from now on others see it."""
+        entry = self._journal.entries.get(name)
+        device = self._find(name)
+        if entry is None or device is None or entry.to_clean is None or not entry.is_due_for_cleaning or name in self._jobs:
+            return
+        own = self._drivers.get(device.driver)
+        isolated = (
+            None
+            if own is None
+            else IsolatedDriver(own.driver, timeout_s=self._settings.limit_s, clock=self._clock, note_call=own.note_call)
+        )
+        self._jobs[name] = job = _Job(owner=entry.to_clean, isolated=isolated, is_visible=is_visible)
+        self._new.put_nowait((name, job))
+        if is_visible:
+            self._on_change()
+
+    async def settle(self, names: Iterable[str]) -> bool:
+        """Wait a moment for what is begun; what takes longer is visible from then on. True: all are clean, nobody need be told of anything."""
+        jobs = [self._jobs[name] for name in names if name in self._jobs]
+        if not jobs:
+            return True
+        try:
+            async with self._clock.timeout(self._settings.answer_after_s):
+                for job in jobs:
+                    await job.tried.wait()
+        except TimeoutError:
+            for job in jobs:
+                job.is_visible = True
+            self._on_change()
+        return not any(job in jobs for job in self._jobs.values())
+
+    def observations(self) -> dict[str, Observation]:
+        """Tell which devices are being cleaned, and which are dirty."""
+        return {
+            name: dirty(job.owner, job.why, job.evidence) if job.why else cleaning(job.owner)
+            for name, job in sorted(self._jobs.items())
+            if job.is_visible or job.why
+        }
+
+    def obstacle(self, names: Iterable[str]) -> Refusal | Accepted | None:
+        """Say why devices cannot be given to anybody yet; None: they are clean."""
+        for name in names:
+            job = self._jobs.get(name)
+            if job is not None and job.why:
+                text = f"device {name} is dirty: {job.owner} left it so, and cleaning fails: {job.why}"
+                return Refusal(reasons=(Reason(code="device-dirty", message=text, facts={"device": name, "owner": job.owner.key}),))
+            if job is not None:
+                return Accepted(retry_after_s=_ASK_AGAIN_S, limit_s=self._settings.limit_s, what=f"cleaning {name} after {job.owner}")
+        return None
+
+    async def _clean(self, name: str, job: _Job) -> None:
+        tries = 0
+        while True:
+            why, job.evidence = await self._try(name, job)
+            if not why:
+                del self._jobs[name]
+                get_logger().info("device.cleaned", device=name, owner=job.owner.key, tries=tries + 1)
+            elif why != job.why:
+                get_logger().warning(
+                    "clean.failed", device=name, owner=job.owner.key, why=why, next_step="it is tried again; nobody gets it"
+                )
+            is_news = (job.is_visible or job.why != "") if not why else why != job.why
+            job.why = why
+            job.tried.set()
+            if is_news:
+                self._on_change()
+            if not why:
+                return
+            await self._clock.sleep(self._settings.retry_s * 2 ** min(tries, _MOST_DOUBLINGS))
+            tries += 1
+
+    async def _try(self, name: str, job: _Job) -> tuple[str, Mapping[str, str]]:
+        """Clean once; why not, or nothing, and what the driver says of it besides."""
+        device = self._find(name)
+        if device is None or job.isolated is None:
+            return "its driver is not loaded", {}
+        clean = partial(journaled_verbs.clean, self._journal, job.isolated.driver, self._tree, device)
+        try:
+            refusal = await job.isolated.call("clean", clean)
+        except (DriverFailed, DriverHung) as err:
+            return err.message, {}
+        reasons = refusal.reasons if refusal is not None else ()
+        evidence = {key: str(value) for reason in reasons for key, value in reason.facts.items()}
+        return "; ".join(reason.message for reason in reasons), evidence

@@ -1,0 +1,292 @@
+"""What stands around every verb that changes a device: one verb at a time on a device, nothing before what a crash has cut off is undone, nothing on a dirty device.
+
+Flows in: names of devices that a request is about. Flows out: the turn on them, or why there is none (unreadable journal, half-done work that cannot be undone, cleaning).
+What is half done at the start is undone in the background, and at the latest before the first request of that device; what cannot be undone makes the device Unhealthy
+(`dirty`) and is tried again. A driver that is still at work on it is no such evidence: pods keep the device, and nobody gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
+
+from topobus.devicekit.driver import DeviceDriver
+from topobus.devicekit.hands import AttachingDriver
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.journal.journal import Journal, JournalTaken
+from topobus.devicekit.journal.journal_values import OwnerEntry
+from topobus.devicekit.passthrough.passthrough import PassthroughDriver
+from topobus.devicekit.settings import CleaningSettings, PassthroughSettings
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.cleaning import DeviceCleaner
+from topobus.devicekit.verbs.device_reset import forget_interrupted
+from topobus.devicekit.verbs.leftovers import cleaning as being_cleaned
+from topobus.devicekit.verbs.leftovers import dirty, journal_unreadable
+from topobus.devicekit.verbs.long_work import LongJobs
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.process.readiness import Readiness
+from topobus.sysfs.tree import Tree
+from topobus.values.device import Device
+from topobus.values.errors import HardwareError
+from topobus.values.health import Observation
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.pci import PciAddress
+from topobus.values.request import Owner
+
+__all__ = ["DeviceHands", "driver_reason"]
+
+# How often it is looked whether another process has given the journal up, or an unreadable file was mended.
+_LOOK_S = 1.0
+_MOST_DOUBLINGS = 6
+
+
+class _Unmended(NamedTuple):
+    """Why what was half done on a device could not be undone at the last try; `is_waiting`: an earlier call of the driver is under way still, which says nothing of the device."""
+
+    why: str
+    is_waiting: bool = False
+
+
+class DeviceHands:
+    """The turns on the devices of one class, and what must be undone before anybody gets one."""
+
+    def __init__(
+        self,
+        drivers: Mapping[str, IsolatedDriver],
+        tree: Tree,
+        find_device: Callable[[str], Device | None],
+        journal: Journal,
+        *,
+        clock: Clock,
+        cleaning: CleaningSettings = CleaningSettings(),  # noqa: B008 - frozen
+        passthrough: PassthroughSettings = PassthroughSettings(),  # noqa: B008 - frozen
+        wait_s: float,
+    ) -> None:
+        """Keep the collaborators; `wait_s` is how long a request waits for its turn on a device."""
+        self.drivers = drivers
+        self.tree = tree
+        self.journal = journal
+        self._find = find_device
+        self._clock = clock
+        self._wait_s = wait_s
+        self._passthrough = passthrough
+        self.cleaner = DeviceCleaner(drivers, tree, self.find, journal, clock=clock, settings=cleaning)
+        self.jobs = LongJobs(clock)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._unmended: dict[str, _Unmended] = {}
+        self._has_leftovers = asyncio.Event()
+        self._on_change: Callable[[], None] = lambda: None
+        self.look_anew: Callable[[str], None] = lambda _driver: None
+        """Has a driver's devices looked for again soon; the host sets it."""
+        self.seen_anew: Callable[[str], Awaitable[None]] = lambda _driver: asyncio.sleep(0)
+        """The same, and returns when everybody can see what it found, or could for a while."""
+        self._publish: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
+
+    def on_change(self, tell: Callable[[], None], publish: Callable[[], Awaitable[object]]) -> None:
+        """Have somebody told when `observations` says something else; `publish` returns when everybody can see it, or could for a while."""
+        self._on_change, self._publish = tell, publish
+        self.cleaner.on_change(tell)
+
+    def find(self, name: str) -> Device | None:
+        """Find a device: as the driver sees it, or as the journal knows it while a pod hides it."""
+        entry = self.journal.entries.get(name)
+        return self._find(name) or (entry.device if entry is not None else None)
+
+    def by_driver(self, devices: Iterable[Device]) -> dict[str, tuple[Device, ...]]:
+        """Group devices by their drivers; both sorted by name."""
+        ordered = sorted(devices, key=lambda device: (device.driver, device.name))
+        return {name: tuple(group) for name, group in groupby(ordered, key=lambda device: device.driver)}
+
+    def passthrough_driver(self, driver: DeviceDriver, owner: Owner) -> PassthroughDriver:
+        """Give what stands in a driver's place for devices that an owner wants for a virtual machine, or has there."""
+
+        def own() -> frozenset[PciAddress]:
+            entries = [entry for entry in self.journal.entries.values() if (of_owner := entry.of(owner)) and of_owner.is_passed_through]
+            return frozenset(entry.device.pci for entry in entries if entry.device.pci is not None)
+
+        return PassthroughDriver(driver, self._passthrough, own)
+
+    def undoing_driver(self, isolated: IsolatedDriver, device: str, owner: Owner) -> IsolatedDriver:
+        """Give who undoes an owner's `prepare`: a device that is in passthrough is brought back in a thread of its own, for a kernel driver may take long to begin."""
+        entry = self.journal.owner_entry(device, owner)
+        if entry is None or not entry.is_passed_through:
+            return isolated
+        limit_s = self._passthrough.switch_s * 2
+        return IsolatedDriver(
+            self.passthrough_driver(isolated.driver, owner), timeout_s=limit_s, clock=self._clock, note_call=isolated.note_call
+        )
+
+    def refuse_passed_through(self, names: Iterable[str], owner: Owner, asked: Collection[str]) -> Refusal | None:
+        """Refuse devices that another owner has in passthrough, and such among `asked` (for a virtual machine) as another one has at all."""
+        for name in names:
+            entry = self.journal.entries.get(name)
+            for other in entry.owners if entry is not None else ():
+                if other.owner.key != owner.key and (other.is_passed_through or name in asked):
+                    where = "with a virtual machine of " if other.is_passed_through else "in use by "
+                    return _refuse("device-passed-through", f"device {name} is {where}{other.owner}", device=name, owner=other.owner.key)
+        return None
+
+    async def clean(self, names: Iterable[str]) -> None:
+        """Begin to clean what was left, and wait until it is clean or everybody sees that it is not."""
+        names = tuple(names)
+        for name in names:
+            self.cleaner.begin(name)
+        if not await self.cleaner.settle(names):
+            await self._publish()
+
+    def observations(self) -> dict[str, Observation]:
+        """Tell which devices are out of use for what was left on them; stable as long as nothing changes."""
+        seen = self.cleaner.observations()
+        for name, unmended in self._unmended.items():
+            entry = self.journal.entries.get(name)
+            owners = entry.half_done if entry is not None else ()
+            observe = being_cleaned if unmended.is_waiting else dirty
+            seen[name] = observe(owners[0].owner if owners else None, unmended.why)
+        return {**seen, **{name: journal_unreadable(why) for name, why in self.journal.unreadable.items()}}
+
+    async def load(self, readiness: Readiness) -> None:
+        """Read the journal of the earlier run; waits while another process has it."""
+        is_waited_for = False
+        while True:
+            try:
+                await asyncio.to_thread(self.journal.load)
+            except JournalTaken as err:
+                is_waited_for = True
+                readiness.set("journal", is_ready=False, why=err.message)
+                await self._clock.sleep(_LOOK_S)
+                continue
+            except HardwareError as err:
+                # Who needs no journal goes on; whoever must write into it is refused then, with the same words.
+                readiness.set("journal", is_ready=True, why=str(err))
+                get_logger().error("journal.unread", why=err.message, next_step=err.next_step)
+            else:
+                if is_waited_for:
+                    readiness.set("journal", is_ready=True)
+            break
+        await asyncio.to_thread(forget_interrupted, self.journal)
+        for name, why in sorted(self.journal.unreadable.items()):
+            get_logger().error(
+                "journal.misread", device=name, why=why, next_step="mend the file, or remove it when the device is as it should be"
+            )
+        for name in sorted(self.journal.entries):
+            # Before anybody asks for one of them.
+            self.cleaner.begin(name, is_visible=True)
+        self._note_leftovers()
+
+    async def run(self) -> None:
+        """Undo what is left, clean what is dirty, and finish long work, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._undo_leftovers())
+            group.create_task(self.cleaner.run(group))
+            group.create_task(self.jobs.run(group))
+
+    @asynccontextmanager
+    async def turn(self, names: Iterable[str]) -> AsyncIterator[Refusal | None]:
+        """Have these devices for oneself, with nothing half done on them; or why not."""
+        async with AsyncExitStack() as stack:
+            yield await self._enter(stack, sorted(set(names)))
+            self._note_leftovers()
+
+    async def _enter(self, stack: AsyncExitStack, names: Sequence[str]) -> Refusal | None:
+        for name in names:
+            lock = self._locks.setdefault(name, asyncio.Lock())
+            try:
+                async with self._clock.timeout(self._wait_s):
+                    await stack.enter_async_context(lock)
+            except TimeoutError:
+                return _refuse("device-busy", f"device {name} is still at work for another request", device=name)
+        for name in names:
+            if name in self.journal.unreadable:
+                text = f"the journal of device {name} cannot be read: {self.journal.unreadable[name]}"
+                return _refuse("journal-unreadable", text, device=name)
+            unmended = await self._mend(name)
+            if unmended is not None:
+                text = f"device {name}: what was half done cannot be undone: {unmended.why}"
+                return _refuse("undo-failed", text, device=name)
+        return None
+
+    def _half_done(self, name: str) -> list[OwnerEntry]:
+        entry = self.journal.entries.get(name)
+        return [owner for owner in (entry.half_done if entry is not None else ()) if not self.jobs.is_under_way(name, owner.owner)]
+
+    def _has_left(self) -> bool:
+        return any(map(self._half_done, self.journal.entries)) or bool(self.journal.unreadable) or bool(self._unmended)
+
+    def _note_leftovers(self) -> None:
+        if self._has_left():
+            self._has_leftovers.set()
+
+    async def _undo_leftovers(self) -> None:
+        tries = 0
+        while True:
+            await self._has_leftovers.wait()
+            self._has_leftovers.clear()
+            for name in await asyncio.to_thread(self.journal.reread):
+                get_logger().info("journal.mended", device=name)
+                self._on_change()
+            for name in sorted({*self.journal.entries, *self._unmended}):
+                if self._half_done(name) or name in self._unmended:
+                    async with self._locks.setdefault(name, asyncio.Lock()):
+                        await self._mend(name)
+            is_done = not self._has_left()
+            tries = 0 if is_done else tries + 1
+            if not is_done:
+                self._has_leftovers.set()
+                await self._clock.sleep(_LOOK_S * 2 ** min(tries - 1, _MOST_DOUBLINGS))
+
+    async def _mend(self, name: str) -> _Unmended | None:
+        """Undo what is half done on a device; None: nothing is any more. The caller has its turn."""
+        before = self._unmended.get(name)
+        unmended = None
+        for owner in self._half_done(name):
+            unmended = unmended or await self._undo(name, owner)
+        if unmended is None:
+            self._unmended.pop(name, None)
+        else:
+            self._unmended[name] = unmended
+        if unmended != before:
+            self._on_change()
+        return unmended
+
+    async def _undo(self, name: str, entry: OwnerEntry) -> _Unmended | None:
+        device = self.find(name)
+        isolated = self.drivers.get(device.driver) if device is not None else None
+        if device is None or isolated is None:
+            return _Unmended(f"driver {device.driver if device else ''!r} is not loaded")
+        isolated = self.undoing_driver(isolated, name, entry.owner)
+        driver = isolated.driver
+        steps: list[Callable[[], None]] = []
+        if entry.is_half_attached:
+            if not isinstance(driver, AttachingDriver):
+                return _Unmended(f"driver {driver.name} cannot detach any more")
+            steps.append(partial(journaled_verbs.detach, self.journal, driver, self.tree, device, entry.owner, None))
+        if entry.is_half_prepared:
+            steps.append(partial(journaled_verbs.undo_prepare, self.journal, driver, self.tree, device, entry.owner))
+        try:
+            for step in steps:
+                await isolated.call("undo", step)
+        except (DriverFailed, DriverHung) as err:
+            get_logger().warning("undo.failed", device=name, owner=entry.owner.key, why=err.message)
+            return _Unmended(err.message, is_waiting=isinstance(err, DriverHung))
+        self.cleaner.begin(name)
+        if entry.is_passed_through:
+            self.look_anew(device.driver)
+        get_logger().info(
+            "device.undone", device=name, owner=entry.owner.key, steps=[step.name for step in (*entry.prepare.steps, *entry.attach.steps)]
+        )
+        return None
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+
+
+def driver_reason(name: str, err: DriverFailed | DriverHung) -> Reason:
+    """Name a driver that failed or does not come back."""
+    code = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
+    return Reason(code=code, message=err.message, facts={"driver": name})

@@ -1,0 +1,63 @@
+"""What the host itself sees of a device: that its last owner's traces are being removed, could not be removed, or that nobody knows which there are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from topobus.engine.health.inventory_merge import DriverView
+from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.request import Owner
+
+__all__ = ["cleaning", "dirty", "journal_unreadable", "with_leftovers"]
+
+
+def cleaning(owner: Owner | None, why_not_yet: str = "") -> Observation:
+    """Say that a device is being cleaned: not to be had, and nothing is known to be wrong, so it is Healthy again at once."""
+    return Observation(
+        dimension=Dimension.DRIVER,
+        state=HealthState.UNKNOWN,
+        reason="cleaning",
+        message=f"it is being cleaned after {owner or 'somebody'}{f': {why_not_yet}' if why_not_yet else ''}",
+        evidence={"owner": owner.key if owner else ""},
+        action=RecoveryAction.WAIT,
+    )
+
+
+def dirty(owner: Owner | None, why: str, evidence: Mapping[str, str] = MappingProxyType({})) -> Observation:
+    """Say that what an owner left could not be removed; `evidence` is what the driver says of it."""
+    return Observation(
+        dimension=Dimension.DRIVER,
+        state=HealthState.UNHEALTHY,
+        reason="dirty",
+        message=f"{owner or 'somebody'} left it dirty, it is tried again: {why}",
+        evidence={**evidence, "owner": owner.key if owner else ""},
+        action=RecoveryAction.WAIT,
+    )
+
+
+def journal_unreadable(why: str) -> Observation:
+    """Say that nobody knows what was done to a device."""
+    return Observation(
+        dimension=Dimension.DRIVER,
+        state=HealthState.UNHEALTHY,
+        reason="journal-unreadable",
+        message=f"what was done to it cannot be read: {why}; mend the file, or remove it when the device is as it should be",
+        action=RecoveryAction.WAIT,
+    )
+
+
+def with_leftovers(views: Mapping[str, DriverView], own: Mapping[str, Observation]) -> dict[str, DriverView]:
+    """Add the host's observations to those of the drivers; each driver's view takes those of its own devices."""
+    if not own:
+        return dict(views)
+    return {name: _with_own(view, own) for name, view in views.items()}
+
+
+def _with_own(view: DriverView, own: Mapping[str, Observation]) -> DriverView:
+    names = {*(device.name for device in view.devices or ()), *view.away} & own.keys()
+    if not names:
+        return view
+    observations = {name: (*view.observations.get(name, ()), own[name]) for name in sorted(names)}
+    return replace(view, observations={**view.observations, **observations})

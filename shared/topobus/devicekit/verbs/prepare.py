@@ -1,0 +1,356 @@
+"""Handles `prepare` and `unprepare`: chooses the driver, joins the edits, and gives the same answer to the same operation.
+
+Drivers must be idempotent; the newest answers are cached besides, so that a repeated request costs nothing. A refusal changes nothing and is not cached: the same
+operation may succeed later.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from topobus.devicekit.driver import DeviceDriver, PrepareContext
+from topobus.devicekit.hands import AttachingDriver, is_adjusting, is_attaching, is_checking, is_cleaning, is_reading
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.passthrough.passthrough_request import asks_for_passthrough
+from topobus.devicekit.sharing.sharing import refuse_sharing, with_operators_sharing
+from topobus.devicekit.verbs import journaled_verbs
+from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
+from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
+from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.process.logging import get_logger
+from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits, DeviceNode
+from topobus.values.health import HealthState
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner, OwnerKind
+
+__all__ = ["Preparer", "merge_edits", "place_nodes"]
+
+# Answers kept for repeated questions; a caller repeats within seconds, and a node starts far fewer containers in that time.
+_KEPT_ANSWERS = 256
+# Drivers name nodes as a container sees them.
+_DEV = "/dev"
+
+
+class Preparer:
+    """Prepares and unprepares devices of one class through their drivers."""
+
+    def __init__(self, device_class: str, hands: DeviceHands, find_device: Callable[[str], Device | None]) -> None:
+        """Prepare by these hands what `find_device` knows."""
+        self._class = device_class
+        self._hands = hands
+        self._find = find_device
+        self._answers: OrderedDict[str, tuple[PrepareRequest, PrepareReply]] = OrderedDict()
+
+    async def prepare(self, request: PrepareRequest) -> PrepareReply:
+        """Make devices ready, or say why not; nothing is half answered: every device asked for has its edits."""
+        async with self._hands.turn(request.devices) as obstacle:
+            kept = self._answers.get(request.op_id)
+            if kept is not None:
+                if kept[0] == request:
+                    return kept[1]
+                return PrepareReply(
+                    result=_refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
+                )
+            devices = [self._find(name) for name in request.devices]
+            result: Prepared | Refusal | Accepted | None = obstacle or self._check(request, devices) or self._refuse_passed_through(request)
+            if result is None:
+                result = await self._prepare_all([device for device in devices if device is not None], request)
+        reply = PrepareReply(result=result)
+        if isinstance(result, Prepared):
+            self._keep(request, reply)
+        if isinstance(result, Accepted):
+            get_logger().info("prepare.accepted", device_class=self._class, devices=list(request.devices), what=result.what)
+            return reply
+        get_logger().info(
+            "devices.prepared" if isinstance(result, Prepared) else "prepare.refused",
+            device_class=self._class,
+            devices=list(request.devices),
+            owner=request.owner.key,
+            op_id=request.op_id,
+            reasons=[] if isinstance(result, Prepared) else [reason.message for reason in result.reasons],
+        )
+        return reply
+
+    async def unprepare(self, request: UnprepareRequest) -> UnprepareReply:
+        """Undo `prepare`, and `attach` before it; a device that is unknown or was never prepared is no error.
+
+        A device whose driver cleans is clean when this is answered, or seen by everybody as one that is not.
+        """
+        # A later prepare must run again, whatever its operation id: the device is not ready any more.
+        for op_id in [key for key, (kept, _) in self._answers.items() if set(kept.devices) & set(request.devices)]:
+            del self._answers[op_id]
+        async with self._hands.turn(request.devices) as obstacle:
+            reasons = list(obstacle.reasons) if obstacle is not None else await self._unprepare_all(request)
+        if not reasons:
+            self._hands.jobs.forget(request.owner, request.devices)
+            await self._hands.clean(request.devices)
+        get_logger().info(
+            "devices.unprepared" if not reasons else "unprepare.refused",
+            device_class=self._class,
+            devices=list(request.devices),
+            owner=request.owner.key,
+            op_id=request.op_id,
+            reasons=[reason.message for reason in reasons],
+        )
+        return UnprepareReply(refusal=Refusal(reasons=tuple(reasons)) if reasons else None)
+
+    def _check(self, request: PrepareRequest, devices: Sequence[Device | None]) -> Refusal | Accepted | None:
+        may_be_sick = {*request.looked_at, *request.tolerated}
+        if not request.devices:
+            return _refuse("no-devices", "the request names no device")
+        unclean = self._hands.cleaner.obstacle(name for name in request.devices if name not in request.looked_at)
+        if unclean is not None:
+            return unclean
+        for name, device in zip(request.devices, devices, strict=True):
+            if device is None:
+                return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
+            if device.health.state is HealthState.UNHEALTHY and name not in may_be_sick:
+                worst = device.health.worst
+                why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
+                return _refuse("device-unhealthy", f"device {name} is unhealthy: {why}", device=name, reason=worst.reason if worst else "")
+            if device.maintenance is not None and not request.is_again and name not in request.looked_at:
+                return _refuse("device-kept-back", f"device {name} is {device.why_not}", device=name)
+            if device.driver not in self._hands.drivers:
+                return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
+        return None
+
+    def _refuse_passed_through(self, request: PrepareRequest) -> Refusal | None:
+        asked = [name for name in request.devices if asks_for_passthrough(request.device_config.get(name, request.config))]
+        for name in asked:
+            if name in request.looked_at:
+                return _refuse(
+                    "passthrough-malformed", f"device {name} is had with admin access, so no virtual machine can have it", device=name
+                )
+        return self._hands.refuse_passed_through(request.devices, request.owner, asked)
+
+    def _groups(self, devices: Sequence[Device], context: PrepareContext) -> list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]]:
+        """Say who prepares which devices: their drivers, or what stands in a driver's place for those that go to virtual machines."""
+        groups: list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]] = []
+        for name, own_devices in self._hands.by_driver(devices).items():
+            isolated = self._hands.drivers[name]
+            passed = tuple(device for device in own_devices if asks_for_passthrough(context.config_of(device.name)))
+            kept = tuple(device for device in own_devices if device not in passed)
+            if kept:
+                groups.append((isolated, isolated.driver, kept))
+            if passed:
+                groups.append((isolated, self._hands.passthrough_driver(isolated.driver, context.owner), passed))
+        return groups
+
+    async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal | Accepted:
+        names = sorted(device.name for device in devices)
+        # One variable a class that every container with these devices can rely on, whoever made them.
+        common = ContainerEdits(env={f"TOPOBUS_{self._class.upper().replace('-', '_')}_DEVICES": ",".join(names)})
+        edits: dict[str, ContainerEdits] = {}
+        to_attach: list[str] = []
+        context = PrepareContext(
+            owner=request.owner,
+            config=request.config,
+            device_config=with_operators_sharing(devices, request.config, request.device_config),
+            cpus=request.cpus,
+            shares={name: amounts for name, amounts in request.shares.items() if name in names},
+            looked_at=frozenset(request.looked_at),
+            attached=frozenset(name for name in names if self._is_attached(name, request.owner)),
+        )
+        groups = self._groups(devices, context)
+        for isolated, driver, own_devices in groups:
+            refusal = refuse_sharing(driver, own_devices, context) or await self._ask_check(isolated, driver, own_devices, context)
+            if refusal is not None:
+                return refusal
+        for isolated, driver, own_devices in groups:
+            name = driver.name
+            answer, attached = await self._prepare_own(isolated, driver, own_devices, context, request.looked_at, is_ahead=request.is_ahead)
+            if isinstance(answer, Refusal | Accepted):
+                return answer
+            missing = sorted(device.name for device in own_devices if device.name not in answer)
+            if missing:
+                text = f"driver {name} prepared no edits for {', '.join(missing)}"
+                return Refusal(reasons=(Reason(code="driver-incomplete", message=text, facts={"driver": name, "devices": tuple(missing)}),))
+            edits.update({device.name: answer[device.name] for device in own_devices})
+            to_attach += attached
+            merged = merge_edits(common, answer.get("", ContainerEdits()))
+            if isinstance(merged, str):
+                text = f"two drivers of class {self._class} set {merged} to different values"
+                return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": merged}),))
+            common = merged
+        self._hands.jobs.forget(request.owner, names)
+        seen = self._hands.tree.settings.runtime_dev
+        # Only a claim's containers can be kept from starting without it.
+        adjusting = [name for name, isolated in self._hands.drivers.items() if is_adjusting(isolated.driver)]
+        is_claim = request.owner.kind is OwnerKind.CLAIM
+        to_adjust = [
+            device.name
+            for device in devices
+            if is_claim
+            and device.driver in adjusting
+            and device.name not in request.looked_at
+            and not asks_for_passthrough(context.config_of(device.name))
+        ]
+        return Prepared(
+            edits={name: place_nodes(edit, seen) for name, edit in edits.items()},
+            common=place_nodes(common, seen),
+            to_attach=tuple(sorted(to_attach)),
+            to_adjust=tuple(sorted(to_adjust)),
+        )
+
+    def _is_passed_through(self, name: str, owner: Owner) -> bool:
+        entry = self._hands.journal.owner_entry(name, owner)
+        return entry is not None and entry.is_passed_through
+
+    def _is_attached(self, name: str, owner: Owner) -> bool:
+        entry = self._hands.journal.owner_entry(name, owner)
+        return entry is not None and (entry.is_attached or entry.is_half_attached)
+
+    async def _ask_check(
+        self, isolated: IsolatedDriver, driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext
+    ) -> Refusal | None:
+        # What is being worked on was checked when it began, and is neither here nor there now.
+        is_begun = any(self._hands.jobs.is_under_way(device.name, context.owner) for device in devices)
+        if is_begun or not is_checking(driver):
+            return None
+        try:
+            return await isolated.call("check", partial(driver.check, self._hands.tree, devices, context))
+        except (DriverFailed, DriverHung) as err:
+            return Refusal(reasons=(driver_reason(isolated.name, err),))
+
+    async def _prepare_own(
+        self,
+        isolated: IsolatedDriver,
+        driver: DeviceDriver,
+        devices: Sequence[Device],
+        context: PrepareContext,
+        looked_at: Sequence[str],
+        *,
+        is_ahead: bool,
+    ) -> tuple[Mapping[str, ContainerEdits] | Refusal | Accepted, Sequence[str]]:
+        """Have one driver prepare its devices; gives also those that must be attached. Who only looks attaches nothing, and leaves nothing to clean.
+
+        Ahead of its owner a driver is asked only when that changes nothing: the ledger may still refuse.
+        """
+        hands = self._hands
+        names = [device.name for device in devices]
+
+        stands = hands.jobs.result(context.owner, names)
+        if isinstance(stands, Refusal | Accepted):
+            return stands, ()
+
+        def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
+            wanted = driver.to_attach(devices, context) if is_attaching(driver) else ()
+            to_attach = [name for name in names if name in wanted and name not in looked_at]
+            # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone. Of a shared device it
+            # must know all owners: who leaves it is the last one, or is not.
+            is_plugin = context.owner.kind is OwnerKind.DEVICE_PLUGIN
+            if is_ahead and not (is_plugin and _only_reads(driver, devices)):
+                text = f"preparing {', '.join(names)} changes something, so it waits until they are somebody's"
+                return _refuse("not-ahead", text, devices=",".join(names)), ()
+            shared = {device.name for device in devices if device.sharing is not None}
+            used = [name for name in names if name not in looked_at and (not is_plugin or name in shared)]
+            kept = [name for name in used if is_cleaning(driver) or name in to_attach or name in shared]
+            if stands is not None:
+                return stands, to_attach
+            return journaled_verbs.prepare(hands.journal, driver, hands.tree, devices, context, kept), to_attach
+
+        try:
+            answer, to_attach = await isolated.call("prepare", prepare)
+        except (DriverFailed, DriverHung) as err:
+            return Refusal(reasons=(driver_reason(isolated.name, err),)), ()
+        if isinstance(answer, journaled_verbs.JournaledWork):
+            return hands.jobs.begin(context.owner, names, driver, answer), ()
+        return answer, to_attach
+
+    async def _unprepare_all(self, request: UnprepareRequest) -> list[Reason]:
+        hands, context = self._hands, PrepareContext(owner=request.owner)
+        reasons: list[Reason] = []
+        for name in request.devices:
+            if hands.jobs.is_under_way(name, request.owner):
+                text = f"device {name}: long work for {request.owner} has not ended yet"
+                return [Reason(code="work-under-way", message=text, facts={"device": name})]
+        devices = [device for device in map(hands.find, request.devices) if device is not None]
+        for name, own_devices in hands.by_driver(devices).items():
+            isolated = hands.drivers.get(name)
+            if isolated is None:
+                changed = [device.name for device in own_devices if hands.journal.owner_entry(device.name, request.owner) is not None]
+                if changed:
+                    text = f"{', '.join(changed)}: what was done cannot be undone: driver {name!r} is not loaded"
+                    reasons.append(Reason(code="driver-not-loaded", message=text, facts={"driver": name, "device": changed[0]}))
+                continue
+            driver = isolated.driver
+            try:
+                for device in own_devices if isinstance(driver, AttachingDriver) else ():
+                    entry = hands.journal.owner_entry(device.name, request.owner)
+                    if entry is not None and isinstance(driver, AttachingDriver):
+                        detach = partial(journaled_verbs.detach, hands.journal, driver, hands.tree, device, request.owner)
+                        await isolated.call("detach", partial(detach, entry.attach.sandbox))
+                passed = [device for device in own_devices if self._is_passed_through(device.name, request.owner)]
+                for undoing, undone_devices in (
+                    (isolated, [device for device in own_devices if device not in passed]),
+                    *((hands.undoing_driver(isolated, device.name, request.owner), [device]) for device in passed),
+                ):
+                    undo = partial(journaled_verbs.unprepare, hands.journal, undoing.driver, hands.tree, undone_devices, context)
+                    if undone_devices:
+                        await undoing.call("unprepare", undo)
+                if passed:
+                    await hands.seen_anew(name)
+            except (DriverFailed, DriverHung) as err:
+                reasons.append(driver_reason(name, err))
+        return reasons
+
+    def _keep(self, request: PrepareRequest, reply: PrepareReply) -> None:
+        if not request.op_id:
+            return
+        self._answers[request.op_id] = (request, reply)
+        while len(self._answers) > _KEPT_ANSWERS:
+            self._answers.popitem(last=False)
+
+
+def _only_reads(driver: DeviceDriver, devices: Sequence[Device]) -> bool:
+    """Say whether preparing devices changes nothing. Of a shared one the journal must know who has it."""
+    return is_reading(driver) and all(device.sharing is None for device in devices) and driver.only_reads(devices)
+
+
+def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits | str:
+    """Join two edits of one container; the name of the first variable that both set differently when they conflict.
+
+    Device nodes and mounts keep their order; what stands in both comes once.
+    """
+    for key in sorted(first.env.keys() & second.env.keys()):
+        if first.env[key] != second.env[key]:
+            return key
+    return msgspec.structs.replace(
+        first,
+        env={**first.env, **second.env},
+        device_nodes=tuple(dict.fromkeys((*first.device_nodes, *second.device_nodes))),
+        mounts=tuple(dict.fromkeys((*first.mounts, *second.mounts))),
+        annotations={**first.annotations, **second.annotations},
+        hooks=tuple(dict.fromkeys((*first.hooks, *second.hooks))),
+        additional_gids=tuple(dict.fromkeys((*first.additional_gids, *second.additional_gids))),
+        net_devices=tuple(dict.fromkeys((*first.net_devices, *second.net_devices))),
+        intel_rdt=second.intel_rdt or first.intel_rdt,
+    )
+
+
+def place_nodes(edits: ContainerEdits, folder: str) -> ContainerEdits:
+    """Take the device nodes below /dev from another folder of the host; the container sees them where it expects them.
+
+    A node that names a host path of its own elsewhere keeps it.
+    """
+    if folder.rstrip("/") == _DEV:
+        return edits
+    return msgspec.structs.replace(
+        edits, device_nodes=tuple(_place_node(device_node, folder.rstrip("/")) for device_node in edits.device_nodes)
+    )
+
+
+def _place_node(node: DeviceNode, folder: str) -> DeviceNode:
+    where = node.host_path or node.path
+    if not where.startswith(f"{_DEV}/"):
+        return node
+    return msgspec.structs.replace(node, host_path=folder + where.removeprefix(_DEV))
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -1,1 +1,0 @@
-"""Frozen values and their algebra: no clock, no I/O, no randomness, no logging."""

@@ -1,0 +1,257 @@
+"""Lists the devices that a node can reach, by pool, in the order in which the search tries them.
+
+Flows in: slices as published. Flows out: pools, each complete, incomplete, invalid or obsolete. Only the newest generation of a pool counts.
+Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by object name and devices as listed.
+Source: docs/knowledge/dynamic-resource-allocation.md#pools; k8s.io/dynamic-resource-allocation/structured, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from topobus.engine.allocation.values import (
+    DeviceId,
+    Gate,
+    Node,
+    PoolId,
+    Slice,
+)
+from topobus.engine.cel.seam import DeviceFacts, facts_of, unreadable
+from topobus.formats.kubernetes.resource import (
+    NodeRequirement,
+    NodeSelector,
+    SliceDevice,
+    SliceSpec,
+)
+from topobus.values.quantity import Quantity
+
+__all__ = ["Candidate", "DeviceViews", "Pool", "PoolState", "gather_pools", "node_matches", "reasons_unreadable"]
+
+
+class PoolState(StrEnum):
+    """Whether a pool may be used."""
+
+    READY = "ready"
+    INCOMPLETE = "incomplete"
+    """Slices of the newest generation are missing: the driver is publishing."""
+    INVALID = "invalid"
+    OBSOLETE = "obsolete"
+    """Another node's slices are of a newer generation: what this node sees is over. It counts as absent, and is told."""
+
+
+class DeviceViews:
+    """Works out what a search needs of a device. Who has equal devices of many nodes gives another that does it once for all of them."""
+
+    def facts(self, driver: str, device: SliceDevice) -> DeviceFacts:
+        """Give what selectors see.
+
+        Errors: raises ValueError for a capacity that is no quantity.
+        """
+        return facts_of(driver, device)
+
+    def unreadable(self, device: SliceDevice) -> tuple[str, str]:
+        """Say why selectors fail on the device whatever they ask, as `reasons_unreadable` does."""
+        return reasons_unreadable(device)
+
+
+_FRESH = DeviceViews()
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A device that the node may reach, with what is derived from it once."""
+
+    id: DeviceId
+    device: SliceDevice
+    slice: SliceSpec
+    pool_index: int = -1
+    views: DeviceViews = _FRESH
+
+    @cached_property
+    def facts(self) -> DeviceFacts:
+        """What selectors see."""
+        return self.views.facts(self.id.driver, self.device)
+
+    @cached_property
+    def unreadable(self) -> tuple[str, str]:
+        """Say why selectors fail on the device whatever they ask, without and with list attributes; empty when they do not."""
+        return self.views.unreadable(self.device)
+
+    @cached_property
+    def capacity(self) -> dict[str, Quantity]:
+        """The amounts that the device has, by the names it publishes."""
+        return {name: Quantity.parse(capacity.value) for name, capacity in self.device.capacity.items()}
+
+    @cached_property
+    def has_policies(self) -> bool:
+        """Say whether a capacity of the device may only be asked for in certain amounts."""
+        return any(capacity.request_policy is not None for capacity in self.device.capacity.values())
+
+    def reaches(self, node: Node) -> bool:
+        """Say whether a device of a slice with per-device node selection serves this node; True for any other slice."""
+        if not self.slice.per_device_node_selection:
+            return True
+        return node_matches(node, self.device.node_name, self.device.node_selector, is_everywhere=bool(self.device.all_nodes))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """A pool as this node sees it."""
+
+    id: PoolId
+    state: PoolState = PoolState.READY
+    why: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    elsewhere: tuple[Candidate, ...] = ()
+    """Devices of the same pool on other nodes: they use up shared counters too."""
+    counters: dict[str, dict[str, Quantity]] = field(default_factory=dict)
+    """Counter set to counter to the amount that the hardware has."""
+
+
+def reasons_unreadable(device: SliceDevice) -> tuple[str, str]:
+    """Say why selectors fail on a device whatever they ask, without and with list attributes; empty when they do not."""
+    return unreadable(device, has_lists=False), unreadable(device, has_lists=True)
+
+
+def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate], views: DeviceViews = _FRESH) -> tuple[Pool, ...]:
+    """Sort slices into the pools that matter for a node."""
+    has_partitions = Gate.PARTITIONABLE_DEVICES in gates
+    newest: dict[PoolId, list[Slice]] = {}
+    for resource_slice in slices:
+        if not _is_relevant(resource_slice.spec, node, has_partitions=has_partitions):
+            continue
+        pool_id = PoolId(resource_slice.spec.driver, resource_slice.spec.pool.name)
+        resource_slices = newest.get(pool_id)
+        if resource_slices is None or resource_slices[0].spec.pool.generation < resource_slice.spec.pool.generation:
+            newest[pool_id] = [resource_slice]
+        elif resource_slices[0].spec.pool.generation == resource_slice.spec.pool.generation:
+            resource_slices.append(resource_slice)
+    plain: list[Pool] = []
+    binding: list[Pool] = []
+    obsolete: list[Pool] = []
+    for pool_id in sorted(newest):
+        pool = _build(pool_id, newest[pool_id], slices, has_partitions=has_partitions)
+        has_binding = any(candidate.device.binding_conditions for candidate in pool.candidates)
+        (obsolete if pool.state is PoolState.OBSOLETE else binding if has_binding else plain).append(pool)
+    return tuple(_number(index, pool, views) for index, pool in enumerate((*plain, *binding, *obsolete)))
+
+
+def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *, is_everywhere: bool) -> bool:
+    """Say whether a node is meant; nothing set means no node."""
+    if name:
+        return node.name == name
+    if is_everywhere:
+        return True
+    return selector is not None and any(
+        (term.match_expressions or term.match_fields)
+        and all(_holds(match_expression, node.labels.get(match_expression.key)) for match_expression in term.match_expressions)
+        and all(match_field.key == "metadata.name" and _holds(match_field, node.name) for match_field in term.match_fields)
+        for term in selector.node_selector_terms
+    )
+
+
+def _holds(node_requirement: NodeRequirement, value: str | None) -> bool:
+    """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
+    match node_requirement.operator:
+        case "In":
+            return value is not None and value in node_requirement.values
+        case "NotIn":
+            return value is None or value not in node_requirement.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            try:
+                number, limit = _whole(value or ""), _whole(node_requirement.values[0])
+            except (ValueError, IndexError):
+                return False
+            return number > limit if node_requirement.operator == "Gt" else number < limit
+        case _:
+            return False
+
+
+def _whole(text: str) -> int:
+    """Read a whole number of ASCII's digits; Python's own reading takes those of all scripts, blanks and underscores.
+
+    Errors: raises ValueError for anything else.
+    """
+    if not text.isascii() or not text.removeprefix("-").removeprefix("+").isdecimal():
+        raise ValueError(f"not a whole number: {text!r}")
+    return int(text)
+
+
+def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:
+    if not has_partitions and (spec.per_device_node_selection is not None or spec.shared_counters):
+        return False
+    if spec.shared_counters:
+        return True  # a pool cannot be used without its counters, whatever node they name
+    if spec.node_name or spec.all_nodes or spec.node_selector is not None:
+        return node_matches(node, spec.node_name, spec.node_selector, is_everywhere=bool(spec.all_nodes))
+    return bool(spec.per_device_node_selection) and any(
+        node_matches(node, device.node_name, device.node_selector, is_everywhere=bool(device.all_nodes)) for device in spec.devices
+    )
+
+
+def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, has_partitions: bool) -> Pool:
+    """Make one pool."""
+    wanted = relevant[0].spec.pool.resource_slice_count
+    generation = relevant[0].spec.pool.generation
+    others: list[Slice] = []
+    if len(relevant) != wanted:
+        relevant_ids = {id(resource_slice) for resource_slice in relevant}
+        for resource_slice in slices:
+            if (
+                resource_slice.spec.driver != pool_id.driver
+                or resource_slice.spec.pool.name != pool_id.pool
+                or id(resource_slice) in relevant_ids
+            ):
+                continue
+            if resource_slice.spec.pool.generation > generation:
+                why = f"generation {generation} is published here, {resource_slice.spec.pool.generation} elsewhere"
+                return Pool(pool_id, PoolState.OBSOLETE, why)
+            if resource_slice.spec.pool.generation == generation:
+                others.append(resource_slice)
+        if len(relevant) + len(others) != wanted:
+            why = f"{len(relevant) + len(others)} of {wanted} slices of generation {generation} are published"
+            return Pool(pool_id, PoolState.INCOMPLETE, why)
+    relevant = sorted(relevant, key=lambda resource_slice: resource_slice.name)
+    candidates = tuple(
+        _candidates(
+            pool_id, (resource_slice for resource_slice in relevant if not (has_partitions and resource_slice.spec.shared_counters))
+        )
+    )
+    names = [candidate.id.device for candidate in candidates]
+    if len(set(names)) != len(names):
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        return Pool(pool_id, PoolState.INVALID, f"two devices are named {twice}")
+    if not has_partitions:
+        return Pool(pool_id, candidates=candidates)
+    counters: dict[str, dict[str, Quantity]] = {}
+    for resource_slice in relevant:
+        for counter_set in resource_slice.spec.shared_counters:
+            if counter_set.name in counters:
+                return Pool(pool_id, PoolState.INVALID, f"two counter sets are named {counter_set.name}")
+            counters[counter_set.name] = {name: Quantity.parse(counter.value) for name, counter in counter_set.counters.items()}
+    elsewhere = tuple(_candidates(pool_id, others))
+    for candidate in (*candidates, *elsewhere):
+        for consumption in candidate.device.consumes_counters:
+            missing = consumption.counters.keys() - counters.get(consumption.counter_set, {}).keys()
+            if consumption.counter_set not in counters or missing:
+                what = f"{consumption.counter_set}/{min(missing)}" if missing else consumption.counter_set
+                return Pool(pool_id, PoolState.INVALID, f"device {candidate.id.device} uses counter {what}, which the pool has not")
+    return Pool(pool_id, candidates=candidates, elsewhere=elsewhere, counters=counters)
+
+
+def _candidates(pool_id: PoolId, slices: Iterable[Slice]) -> Iterable[Candidate]:
+    for resource_slice in slices:
+        for device in resource_slice.spec.devices:
+            yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, resource_slice.spec)
+
+
+def _number(index: int, pool: Pool, views: DeviceViews) -> Pool:
+    candidates = tuple([Candidate(candidate.id, candidate.device, candidate.slice, index, views) for candidate in pool.candidates])
+    return Pool(pool.id, pool.state, pool.why, candidates, pool.elsewhere, pool.counters)

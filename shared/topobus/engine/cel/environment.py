@@ -1,0 +1,26 @@
+"""Registers all functions that an expression over a device may use.
+
+Kubernetes' base environment also has `authorizer` and `image`, which concern requests and pods; a device expression has no use for them.
+"""
+
+from __future__ import annotations
+
+from topobus.engine.cel.formats import FORMATS
+from topobus.engine.cel.kubernetes import KUBERNETES
+from topobus.engine.cel.lists import LISTS
+from topobus.engine.cel.network import NETWORK
+from topobus.engine.cel.registry import Functions
+from topobus.engine.cel.standard import STANDARD
+from topobus.engine.cel.texts import TEXTS
+
+__all__ = ["ENVIRONMENT", "LIBRARIES"]
+
+LIBRARIES = {
+    "standard": STANDARD,
+    "texts": TEXTS,
+    "lists": LISTS,
+    "quantities, versions, patterns, sets, attributes": KUBERNETES,
+    "addresses, networks, URLs": NETWORK,
+    "formats": FORMATS,
+}
+ENVIRONMENT = Functions(*LIBRARIES.values())

@@ -1,0 +1,326 @@
+"""Merges what the drivers report into the list of a class's devices: what is listed, each device's health, and what is removed. Pure.
+
+Flows in: the devices of the previous poll, one `DriverView` for each driver, who holds what, the time. Flows out: the devices to publish, and those removed. A device
+is never removed because its driver stopped answering, nor while somebody holds it: a vanished device stays listed as Unhealthy.
+
+A device that sits in a pod's sandbox (its record says so) is out of the driver's sight, wholly or in part: it keeps the attributes that it had before, so that
+a hand-over changes no slice, and its absence is no fault. The same goes for the parts of a card that a virtual machine has. Virtual functions that could be made, and cannot any more
+(the host uses their card), are taken off the list: nothing is wrong with what was never there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from topobus.engine.health.health_machine import HealthSettings, next_health, silence
+from topobus.formats.kubernetes.slices import fault_of_shares
+from topobus.values.counters import CounterSet
+from topobus.values.device import Device, Inventory, KeptFunction
+from topobus.values.health import Condition, Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.idset import NodeSet
+from topobus.values.machine import Machine
+from topobus.values.names import is_dns_label
+from topobus.values.partitions import PARTS, partitioned
+from topobus.values.pci import PciAddress
+
+__all__ = ["DriverView", "MergedInventory", "advance_inventory"]
+
+# Presence reasons that end in forgetting the device.
+_GONE_REASONS = frozenset({"fell-off-bus", "device-gone"})
+
+# Devices named in a warning about their NUMA nodes.
+_SHOWN_LOST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverView:
+    """The last answer of one driver.
+
+    `devices` is None until its first answer. `silence` is set while it does not answer; its earlier devices then stay listed.
+    """
+
+    devices: tuple[Device, ...] | None = None
+    counter_sets: tuple[CounterSet, ...] = ()
+    observations: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
+    silence: Observation | None = None
+    warnings: tuple[str, ...] = ()
+    kept: tuple[KeptFunction, ...] = ()
+    """Functions that it knows and does not offer, with what they are for."""
+    away: Mapping[str, Device] = field(default_factory=dict)
+    """Devices that sat in a sandbox when the driver looked, as they were before; taken in the driver's own thread, in which they also leave and return."""
+    uncut: frozenset[str] = frozenset()
+    """Cards that it would cut on demand and cannot now: their virtual functions that are not there are not on offer."""
+    seen: frozenset[PciAddress] = frozenset()
+    """Functions of the devices that it found, also of those that are away: our copy of the machine learns of new ones later."""
+    off_bus: frozenset[PciAddress] = frozenset()
+    """Functions of known devices that the tree, or the machine that the driver was given, lacked when it looked: our copy of the machine may be older, or newer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedInventory:
+    """All devices of the class, sorted by name, and those that this step removed."""
+
+    devices: tuple[Device, ...] = ()
+    removed: tuple[Device, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+    """What the devices use, by name."""
+    warnings: tuple[str, ...] = ()
+    kept: tuple[KeptFunction, ...] = ()
+    """Functions that are for something else than their class, by address; of two drivers that name one the one that sorts first is believed."""
+
+
+def advance_inventory(
+    devices: Sequence[Device],
+    views: Mapping[str, DriverView],
+    *,
+    counter_sets: Sequence[CounterSet] = (),
+    said_before: Inventory | None = None,
+    device_class: str,
+    machine: Machine,
+    held: Collection[str] | None,
+    now: datetime,
+    settings: HealthSettings,
+) -> MergedInventory:
+    """Take one step: merge what the drivers see into what is known.
+
+    Shapes:  counter_sets — those of the step before; said_before — the inventory of the life before, for drivers that have not looked yet; views — driver name to its view, one for every driver that is loaded; held — device names in the
+             ledger, None while it is unknown (then nothing leaves).
+    Order:   independent of the order of drivers and devices; of two drivers that claim one name the one that sorts first gets it.
+    """
+    before = {each_device.name: each_device for each_device in devices}
+    warnings: list[str] = []
+    found_devices: dict[str, Device] = {}
+    away: dict[str, Device] = {}
+    for driver in sorted(views):
+        view = views[driver]
+        away.update({name: device for name, device in view.away.items() if device.driver == driver})
+        warnings += [f"{driver}: {warning}" for warning in view.warnings]
+        if _has_not_looked(view):
+            warnings += _said_before(driver, said_before)
+        if view.silence is not None:
+            warnings.append(view.silence.message)
+        for device in view.devices or ():
+            misfit = _misfit(device, device_class)
+            if misfit:
+                warnings.append(f"{driver}: device {device.name!r} is left out: {misfit}")
+            elif device.name in found_devices:
+                warnings.append(f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has found it already")
+            else:
+                found_devices[device.name] = _with_absent_parts(msgspec.structs.replace(device, driver=driver), away.get(device.name))
+        warnings += _forget_missing_nodes(found_devices, driver, machine.node_set)
+    present = {**away, **before}
+    cut = _cut_cards(present, found_devices, views, held, away)
+    present.update({name: msgspec.structs.replace(present[name], consumes=()) for name in cut})
+    counter_sets = _count(present, found_devices, views, counter_sets, warnings, uncounted=cut)
+    listed: list[Device] = []
+    removed: list[Device] = []
+    for name in sorted({*present, *found_devices}):
+        was = before.get(name)
+        device = found_devices.get(name) or present[name]
+        view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
+        if _has_not_looked(view) and name not in found_devices:
+            # The driver has not looked yet: what is known stands.
+            listed.append(device)
+            continue
+        is_found = name in found_devices
+        whole = device if name in away else away.get(device.partition_of)
+        is_away = whole is not None and not is_found and view.silence is None and _has_place(whole, view, machine)
+        if is_away and not view.observations.get(name):
+            # Nobody can look at it where it is: what was known of its health stands.
+            listed.append(device)
+            continue
+        is_uncut = device.partition_of in view.uncut and not is_found and whole is None and view.silence is None
+        if is_uncut and held is not None and name not in held:
+            removed.append(device)
+            continue
+        health = next_health(
+            was.health if was else None,
+            # What the host itself says of it (it cannot be brought back) counts all the same.
+            view.observations[name] if is_away else _observations(device, view, is_found=is_found, machine=machine),
+            now=now,
+            settings=settings,
+        )
+        device = msgspec.structs.replace(device, health=health)
+        if held is not None and name not in held and _is_expired(device, view, is_found=is_found, now=now, settings=settings):
+            removed.append(device)
+        else:
+            listed.append(device)
+    used = {use.counter_set for device in listed for use in device.consumes}
+    return MergedInventory(
+        devices=tuple(listed),
+        removed=tuple(removed),
+        counter_sets=tuple(counter_set for counter_set in counter_sets if counter_set.name in used),
+        warnings=tuple(warnings),
+        kept=_kept(views, said_before),
+    )
+
+
+def _has_not_looked(view: DriverView) -> bool:
+    return view.devices is None and view.silence is None
+
+
+def _said_before(driver: str, before: Inventory | None) -> list[str]:
+    """Give what a driver that has not looked yet said in the life before, and that it has not: its devices are those of then, or none."""
+    waits = f"{driver}: it has not looked for its devices yet since the service was started"
+    warnings = [warning for warning in (before.warnings if before is not None else ()) if warning.startswith(f"{driver}: ")]
+    return [*(warning for warning in warnings if warning != waits), waits]
+
+
+def _kept(views: Mapping[str, DriverView], said_before: Inventory | None) -> tuple[KeptFunction, ...]:
+    is_waiting = said_before is not None and any(map(_has_not_looked, views.values()))
+    functions = {function.pci: function for function in said_before.kept} if said_before is not None and is_waiting else {}
+    functions.update({function.pci: function for driver in sorted(views, reverse=True) for function in views[driver].kept})
+    return tuple(functions[address] for address in sorted(functions))
+
+
+def _cut_cards(
+    before: Mapping[str, Device],
+    found_devices: Mapping[str, Device],
+    views: Mapping[str, DriverView],
+    held: Collection[str] | None,
+    away: Collection[str],
+) -> frozenset[str]:
+    """Find the cards that are gone since they were cut, and that nobody holds: they are sick, so nobody will, and exclude none of their parts.
+
+    Else kubelet's device plugin, which counts nothing, would have no part of the card until the card is forgotten. A card that has counters of its driver's goes on to count.
+    """
+    if held is None:
+        return frozenset()
+    parents = {device.partition_of for device in found_devices.values()}
+    return frozenset(
+        name
+        for name, device in before.items()
+        if name in parents
+        and name not in found_devices
+        and name not in held
+        and name not in away
+        and not device.partition_of
+        and all(use.counter == PARTS for use in device.consumes)
+        and (view := views.get(device.driver)) is not None
+        and view.devices is not None
+        and view.silence is None
+    )
+
+
+def _count(
+    before: dict[str, Device],
+    found_devices: dict[str, Device],
+    views: Mapping[str, DriverView],
+    sets_before: Sequence[CounterSet],
+    warnings: list[str],
+    *,
+    uncounted: Collection[str],
+) -> tuple[CounterSet, ...]:
+    """Work out what the devices take from each other, in both maps; a device whose counters make no sense is not found, with a warning.
+
+    A vanished device goes on to count: somebody may hold it, and what it takes must not be handed out beside it. So the sets of the step before stay as long as a
+    device uses them. `uncounted`: cards of which it is known that they exclude nothing.
+    """
+    by_driver: dict[str, list[Device]] = {}
+    for device in {name: device for name, device in {**before, **found_devices}.items() if name not in uncounted}.values():
+        by_driver.setdefault(device.driver, []).append(device)
+    counted: dict[str, CounterSet] = {}
+    for driver in sorted(by_driver):
+        devices = sorted(by_driver[driver], key=lambda device: device.name)
+        if not any(device.consumes or device.partition_of for device in devices):
+            continue
+        given = views[driver].counter_sets if driver in views else ()
+        taken = [counter_set.name for counter_set in given if counter_set.name in counted]
+        warnings += [f"{driver}: counter set {name!r} is left out: another driver has one of this name" for name in taken]
+        sets = [counter_set for counter_set in given if counter_set.name not in counted]
+        names = {counter_set.name for counter_set in given}
+        sets += [counter_set for counter_set in sets_before if counter_set.name not in names and counter_set.name not in counted]
+        good, used_sets, faults = partitioned(devices, sets)
+        for name, fault in faults.items():
+            if found_devices.pop(name, None) is not None:
+                warnings.append(f"{driver}: device {name!r} is left out: {fault}")
+        for device in good:
+            (found_devices if device.name in found_devices else before)[device.name] = device
+        counted.update((counter_set.name, counter_set) for counter_set in used_sets)
+    return tuple(counted[name] for name in sorted(counted))
+
+
+def _observations(device: Device, view: DriverView, *, is_found: bool, machine: Machine) -> list[Observation]:
+    if view.silence is not None:
+        return [view.silence]
+    if is_found:
+        return list(view.observations.get(device.name, ()))
+    reason, text = ("fell-off-bus", f"PCI function {device.pci} is no longer on the bus")
+    if _has_place(device, view, machine):
+        reason, text = ("device-gone", f"driver {device.driver} does not find {device.name} any more")
+    return [
+        Observation(
+            dimension=Dimension.PRESENCE,
+            state=HealthState.UNHEALTHY,
+            reason=reason,
+            message=text,
+            evidence={"driver": device.driver, "value": "absent"},
+            action=RecoveryAction.REBOOT_NODE if reason == "fell-off-bus" else RecoveryAction.NONE,
+        )
+    ]
+
+
+def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:
+    """Say whether a device can be where it was: it has no PCI function, or the function is on the bus."""
+    if device.pci is None or device.pci in view.seen:
+        return True
+    return device.pci not in view.off_bus and any(pci_device.address == device.pci for pci_device in machine.pci_devices)
+
+
+def _with_absent_parts(device: Device, before: Device | None) -> Device:
+    """Give a device that sits in a sandbox the attributes that it had before, also while it is still in sight, or again: it is set up for the pod then.
+
+    What the driver did not see before (it was renewed meanwhile) is added. One that several may hold stays on the host, and what it shows counts.
+    """
+    if before is None or device.allows_multiple:
+        return device
+    return msgspec.structs.replace(device, attributes={**device.attributes, **before.attributes})
+
+
+def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: NodeSet) -> list[str]:
+    """Forget NUMA nodes that the machine lacks, as discovery does for PCI functions: a device said to be there could be near nothing, and would be refused for ever.
+
+    It is decided anew with each machine, so a device that came with a new node is there as soon as discovery tells of the node. A machine without nodes tells nothing.
+    """
+    lost: dict[str, list[str]] = {}
+    for name, device in found_devices.items() if nodes else ():
+        if device.driver == driver and device.numa_nodes and (missing := device.numa_nodes - nodes):
+            lost.setdefault(str(missing), []).append(name)
+    for names in lost.values():
+        for name in names:
+            numa_nodes = (found_devices[name].numa_nodes or NodeSet()) & nodes
+            found_devices[name] = msgspec.structs.replace(found_devices[name], numa_nodes=numa_nodes or None)
+    return [
+        f"{driver}: {', '.join(names[:_SHOWN_LOST])}{f' and {len(names) - _SHOWN_LOST} more' if len(names) > _SHOWN_LOST else ''}: "
+        f"got NUMA node {missing}, wanted one of the nodes {nodes}; taken as unknown"
+        for missing, names in sorted(lost.items())
+    ]
+
+
+def _not_loaded(driver: str) -> Observation:
+    return silence("driver-not-loaded", f"driver {driver} is not loaded: nobody looks at its devices")
+
+
+def _is_expired(device: Device, view: DriverView, *, is_found: bool, now: datetime, settings: HealthSettings) -> bool:
+    if is_found:
+        return False
+    ends = [condition for condition in device.health.conditions if _is_end(condition, view)]
+    return any((now - datetime.fromisoformat(end.since)).total_seconds() >= settings.forget_s for end in ends)
+
+
+def _is_end(condition: Condition, view: DriverView) -> bool:
+    if condition.dimension is Dimension.PRESENCE and condition.state is HealthState.UNHEALTHY and condition.reason in _GONE_REASONS:
+        return view.silence is None
+    return condition.dimension is Dimension.DRIVER and condition.reason == "driver-not-loaded"
+
+
+def _misfit(device: Device, device_class: str) -> str:
+    if not is_dns_label(device.name):
+        return "its name is no DNS label"
+    if device.device_class != device_class:
+        return f"its class is {device.device_class!r}, wanted {device_class!r}"
+    return fault_of_shares(device)

@@ -1,0 +1,205 @@
+"""When a device service counts as silent, and what its devices are then: Unknown, never Unhealthy, and never let go.
+
+Flows in: whether the service answered, look by look. Flows out: heard, or silent since when; and an inventory in which a silent service's devices are
+Unknown. Nobody publishes such an inventory: each reader judges for itself, and the service's own word stands again with its first answer.
+
+Who only reads asks nobody: a node's topology says on the bus which device services do not answer, and says so anew now and then; when that ends, topology itself is silent (`Words`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct, structs
+
+from topobus.values.device import Device, Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState, RecoveryAction
+from topobus.values.view import NodeAlignment
+
+__all__ = [
+    "SERVICE_SILENT",
+    "TOPOLOGY",
+    "Answered",
+    "Silence",
+    "SilenceSettings",
+    "Silent",
+    "SilentBecause",
+    "Words",
+    "next_silence",
+    "unheard",
+]
+
+SERVICE_SILENT = "service-silent"
+"""The reason that a silent service's devices are Unknown, and that placements on them are refused."""
+
+TOPOLOGY = "topology"
+"""The name of a node's topology among those who are silent; the others are device classes."""
+# So many words may be missed: a store that is busy or away for a moment is no silence.
+_MISSED_WORDS = 3
+_SLACK_S = 10.0
+
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
+
+
+class SilentBecause(StrEnum):
+    """Why there was no answer."""
+
+    NOBODY = "nobody"
+    """The server knows of nobody who listens there: the service has ended, or lost its connection."""
+    TIMEOUT = "timeout"
+    """Somebody listens and says nothing in time: it hangs, or the machine is busy."""
+    NO_BUS = "no-bus"
+    """We could not ask: this says nothing about the peer."""
+
+
+class Answered(Struct, frozen=True, kw_only=True):
+    """The peer is there."""
+
+    instance: str = ""
+    """The instance that answered, as it names itself."""
+    clock_ahead_s: float = 0.0
+    """By how many seconds its clock is ahead of ours, within the time that the answer took; 0 when it did not say."""
+    release: str = ""
+    """The release that it says it is; empty when it does not say."""
+
+
+class Silent(Struct, frozen=True, kw_only=True):
+    """No answer."""
+
+    because: SilentBecause
+
+
+class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a device service that does not answer makes its devices Unknown. Nothing that is held is touched."""
+
+    every_s: Seconds = 1.0
+    """Pause between two looks while somebody does not answer, in seconds; three times as long while all do. A look costs two small messages a class."""
+    timeout_s: Seconds = 1.0
+    """How long one look waits for the answer, in seconds; a busy service answers in milliseconds."""
+    gone_s: Seconds = 5.0
+    """Seconds for which nobody listens until a service that was heard is silent. 5 s: a restart takes two, and must not be seen."""
+    hung_s: Seconds = 15.0
+    """Seconds without an answer until a service is silent that still listens, or has not been heard since NATS came (back): it may be starting.
+    15 s: longer than a busy machine makes anybody wait, and than the bus takes to find that NATS itself is gone."""
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Looks farther apart are no row: it was we who stood still."""
+        return 3 * (self.every_s + self.timeout_s)
+
+
+class Silence(Struct, frozen=True, kw_only=True):
+    """What is known of one service's silence. Times are seconds of the looker's monotonic clock."""
+
+    is_silent: bool = False
+    since: float | None = None
+    """The first look of the row without an answer; None: the last look was answered, or there was none."""
+    nobody_since: float | None = None
+    """The first look of the row at which nobody listened."""
+    looked_at: float = 0.0
+    was_heard: bool = False
+    """It has answered since NATS was last away."""
+
+
+def next_silence(before: Silence, answer: Answered | Silent, *, at: float, settings: SilenceSettings) -> Silence:
+    """Judge after one more look.
+
+    One answer ends a silence; only an unbroken row of looks without any begins one. While NATS is away nothing is judged: what was so stays so.
+
+    >>> nobody = Silent(because=SilentBecause.NOBODY)
+    >>> heard = next_silence(Silence(), Answered(), at=0.0, settings=SilenceSettings())
+    >>> first = next_silence(heard, nobody, at=1.0, settings=SilenceSettings())
+    >>> first.is_silent, next_silence(first, nobody, at=6.0, settings=SilenceSettings()).is_silent
+    (False, True)
+    """
+    if isinstance(answer, Answered):
+        return Silence(looked_at=at, was_heard=True)
+    if answer.because is SilentBecause.NO_BUS:
+        return Silence(is_silent=before.is_silent, since=before.since if before.is_silent else None, looked_at=at)
+    is_row = at - before.looked_at <= settings.longest_gap_s
+    since = before.since if before.since is not None and (is_row or before.is_silent) else at
+    nobody_since: float | None = None
+    if answer.because is SilentBecause.NOBODY:
+        nobody_since = before.nobody_since if before.nobody_since is not None and is_row else at
+    # After NATS was away everybody comes back in his own time, and so do services that start together with us.
+    gone_s = settings.gone_s if before.was_heard else max(settings.gone_s, settings.hung_s)
+    is_gone = nobody_since is not None and at - nobody_since >= gone_s
+    return Silence(
+        is_silent=before.is_silent or is_gone or at - since >= settings.hung_s,
+        since=since,
+        nobody_since=nobody_since,
+        looked_at=at,
+        was_heard=before.was_heard,
+    )
+
+
+class Words:
+    """What each node's topology said last, and when it was heard; times are seconds of one monotonic clock.
+
+    >>> words = Words()
+    >>> words.note("n1", NodeAlignment(node="n1", unheard_classes={"gpu": "09:00"}, is_said_every_s=30.0), at=0.0, said_at="09:05")
+    >>> words.silent("n1", now=50.0), words.silent("n1", now=101.0)
+    ({'gpu': '09:00'}, {'gpu': '09:00', 'topology': '09:05'})
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[str, tuple[NodeAlignment, str]] = {}
+        self._heard_at: dict[str, float] = {}
+
+    def note(self, node: str, alignment: NodeAlignment, *, at: float, said_at: str) -> None:
+        """Take in a word; `said_at` is when it was stored, RFC 3339."""
+        self._words[node] = (alignment, said_at)
+        self._heard_at[node] = at
+
+    def drop(self, node: str) -> None:
+        """Forget a node that is gone."""
+        self._words.pop(node, None)
+        self._heard_at.pop(node, None)
+
+    def excuse(self, at: float) -> None:
+        """Say that until now nobody could be heard: whoever is silent, is so from now on."""
+        self._heard_at = dict.fromkeys(self._heard_at, at)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Whose words are known, sorted."""
+        return tuple(sorted(self._words))
+
+    def silent(self, node: str, now: float) -> dict[str, str]:
+        """Name the silent: classes and TOPOLOGY, with the time since when, RFC 3339; empty when all speak, or nothing is known."""
+        if node not in self._words:
+            return {}
+        alignment, said_at = self._words[node]
+        limit_s = _MISSED_WORDS * alignment.is_said_every_s + _SLACK_S
+        is_silent = alignment.is_said_every_s > 0 and now - self._heard_at[node] > limit_s
+        return {**alignment.unheard_classes, **({TOPOLOGY: said_at} if is_silent else {})}
+
+
+def unheard(inventory: Inventory, *, since: str = "") -> Inventory:
+    """The inventory as it is to be read while its service is silent: every device Unknown, and Unhealthy ones still that.
+
+    `since`: RFC 3339, UTC; empty when it is not known.
+    """
+    condition = Condition(
+        dimension=Dimension.DRIVER,
+        state=HealthState.UNKNOWN,
+        reason=SERVICE_SILENT,
+        message=f"the {inventory.device_class} service does not answer: its devices are as last told, or not",
+        action=RecoveryAction.WAIT,
+        since=since,
+    )
+    return structs.replace(inventory, devices=tuple(_unheard(device, condition) for device in inventory.devices))
+
+
+def _unheard(device: Device, condition: Condition) -> Device:
+    before = device.health
+    # Evidence of a fault outlives the voice that told it.
+    is_sick = before.state is HealthState.UNHEALTHY
+    health = DeviceHealth(
+        state=before.state if is_sick else HealthState.UNKNOWN,
+        since=before.since if is_sick else condition.since,
+        # First, so that it is what `worst` names among conditions that are Unknown alike.
+        conditions=(condition, *before.conditions),
+    )
+    return structs.replace(device, health=health)

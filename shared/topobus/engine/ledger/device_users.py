@@ -1,0 +1,56 @@
+"""Who has which device of a class, from a ledger; and which devices one shares its fate with when it is reset. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from topobus.values.device import Device
+from topobus.values.ledger import Allocation, Holders
+from topobus.values.request import Owner, OwnerKind
+
+__all__ = ["owners_of_devices", "pods_of_devices", "reset_together"]
+
+
+def owners_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
+    """Turn a ledger into device name -> who holds it. CPUs stand as ids in the ledger and are devices named `cpu-<id>`."""
+    return _by_device(ledger, device_class, lambda allocation: (allocation.shown,))
+
+
+def pods_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
+    """Turn a ledger into device name -> the pods that use it: holders themselves, or users of a claim or of an allocation of kubelet's."""
+    return _by_device(ledger, device_class, _pods_of)
+
+
+def _pods_of(allocation: Allocation) -> tuple[Owner, ...]:
+    users = () if allocation.user is None else (allocation.user,)
+    owner = allocation.owner
+    if owner.kind is OwnerKind.CONTAINER:
+        # It is named after its pod.
+        return (Owner(kind=OwnerKind.POD, namespace=owner.namespace, name=owner.name, uid=""),)
+    return (owner,) if owner.kind is OwnerKind.POD else allocation.pods or users
+
+
+def _by_device(
+    ledger: Holders | None, device_class: str, people: Callable[[Allocation], tuple[Owner, ...]]
+) -> dict[str, tuple[Owner, ...]]:
+    by_device: dict[str, tuple[Owner, ...]] = {}
+    for _, allocation in sorted((ledger.allocations if ledger else {}).items()):
+        for holding in allocation.holdings:
+            names = holding.devices.get(device_class, ())
+            if device_class == "cpu":
+                names = (*names, *(f"cpu-{cpu}" for cpu in holding.cpus))
+            for name in names:
+                before = by_device.get(name, ())
+                by_device[name] = (*before, *(owner for owner in people(allocation) if owner not in before))
+    return by_device
+
+
+def reset_together(device: Device, devices: Iterable[Device]) -> tuple[Device, ...]:
+    """List what a reset of a device touches: itself, its parts, and what is the same PCI function. Order: by name."""
+    others = [
+        other
+        for other in devices
+        if other.name != device.name
+        and (device.name in (other.parent, other.partition_of) or (device.pci is not None and other.pci == device.pci))
+    ]
+    return tuple(sorted((device, *others), key=lambda each_device: each_device.name))

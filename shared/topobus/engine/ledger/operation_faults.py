@@ -1,0 +1,71 @@
+"""What stands in the way of an operator's work on a device, as far as the node's ledger and inventories tell. Pure.
+
+Flows in: the operation, the inventory of its class, the ledger. Flows out: a Refusal, or None. The device service looks once more before it resets anything: what it
+has prepared it knows best.
+"""
+
+from __future__ import annotations
+
+from topobus.engine.ledger.device_users import owners_of_devices, reset_together
+from topobus.formats.messages.device_classes import has_own_service
+from topobus.values.device import Device, Inventory
+from topobus.values.ledger import Ledger
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
+from topobus.values.names import meant_name
+from topobus.values.outcome import Reason, Refusal
+
+__all__ = ["complaint_of_operation_text", "fault_of_operation"]
+
+# A sentence or two; it stands in the inventory, which all services of the node read.
+_WHY_CHARACTERS = 512
+_WHO_CHARACTERS = 253
+
+
+def complaint_of_operation_text(operation: DeviceOperation) -> str:
+    """Say what is out of bounds in an operation's own words; empty when nothing is."""
+    for key, text, most in (("why", operation.why, _WHY_CHARACTERS), ("who", operation.who, _WHO_CHARACTERS)):
+        if len(text) > most:
+            return f"{key} has {len(text)} characters, wanted at most {most}"
+        if not text.isprintable():
+            return f"{key} is {text!r}, wanted printable characters only"
+    if not operation.who:
+        return "who is empty: an operation says who wants it"
+    if operation.verb.is_lasting and not operation.why:
+        return f"why is empty: `{operation.verb}` stands until it is taken back, and whoever finds it must know why"
+    return ""
+
+
+def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, ledger: Ledger) -> Refusal | None:
+    """Refuse what cannot be done with a device.
+
+    Errors: raises nothing; Refusal codes unknown-class, not-ours, unknown-device, device-held. A device that is gone may be returned: its name stands for it.
+    """
+    device_class, name = operation.device_class, operation.device
+    if inventory is None:
+        text = f"node {ledger.node} has no devices of class {device_class!r}"
+        return _refuse("unknown-class", text, resource=device_class)
+    if not has_own_service(device_class):
+        text = f"class {device_class} is served by somebody else's device plugin on node {ledger.node}: operate its devices by that plugin's own means"
+        return _refuse("not-ours", text, resource=device_class)
+    device = inventory.device(name)
+    if device is None:
+        if operation.verb is DeviceVerb.RETURN:
+            return None
+        meant = meant_name(name, [other.name for other in inventory.devices])
+        hint = f"; did you mean {meant}?" if meant else ""
+        return _refuse("unknown-device", f"there is no {device_class} named {name!r} on node {ledger.node}{hint}", device=name)
+    return _held(device, inventory, ledger) if operation.verb is DeviceVerb.RESET else None
+
+
+def _held(device: Device, inventory: Inventory, ledger: Ledger) -> Refusal | None:
+    owners = owners_of_devices(ledger, inventory.device_class)
+    names = [other.name for other in reset_together(device, inventory.devices)]
+    users = {owner.key: f"{owner} holds {name}" for name in names for owner in owners.get(name, ())}
+    if not users:
+        return None
+    text = f"{device.name} cannot be reset while it is held: {'; '.join(users.values())}"
+    return _refuse("device-held", text, device=device.name, owners=tuple(users))
+
+
+def _refuse(code: str, message: str, **facts: str | tuple[str, ...]) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -1,0 +1,180 @@
+"""Exchanges what first fit found on a node for devices that lie closer together, where that costs nobody anything.
+
+Flows in: the input of a search, what it found, the node as its engine sees it. Flows out: devices under one PCIe switch, else on one NUMA node, else on one socket, that answer the same requests; what was
+found where there are none. Claims that wish for a place say so themselves and do not come here: this is for those that say nothing, and would be given one device on each socket while a pair under
+one switch is free.
+
+Equal is what answers the same requests by the same alternatives with as many devices that wait for binding conditions. Mode `compatible` never asks, for there first fit is the contract.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from topobus.engine.alignment.devices.proximity import site_of
+from topobus.engine.alignment.planning.demands import ContainerDemand
+from topobus.engine.alignment.planning.locality_domains import Domain, tiers
+from topobus.engine.alignment.planning.node_availability import NodeAvailability
+from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.allocation.pools import Candidate, gather_pools
+from topobus.engine.allocation.search import allocate
+from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId
+from topobus.engine.cel.seam import SelectorCompiler
+from topobus.formats.kubernetes.resource import AllocationResult
+from topobus.values.device import Device, class_of_driver
+from topobus.values.idset import NodeSet
+from topobus.values.request import ContainerKind, Locality, LocalityLevel
+from topobus.values.view import NodeView
+
+__all__ = ["bring_closer", "has_closer", "is_closest", "our_devices", "spanned_nodes"]
+
+# The widest first: what is left out last is what is wished most.
+_LEVELS = tuple(Locality(level=level, is_hard=False) for level in (LocalityLevel.SOCKET, LocalityLevel.NUMA, LocalityLevel.SWITCH))
+# Places searched for one claim or pod; a place without enough free devices is none of them.
+_MOST_SEARCHES = 8
+# A search within one place that has room ends in some dozen steps; one that does not is not worth a claim's waiting.
+_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One of our devices on this node."""
+
+    id: DeviceId
+    device_class: str
+    cpu: int | None
+    """Its number, where it is a single CPU."""
+
+
+def has_closer(results: Iterable[AllocationResult]) -> bool:
+    """Say whether there is anything to bring together: two devices at least, and not CPUs alone, which are chosen as kubelet's static policy does.
+
+    >>> has_closer([])
+    False
+    """
+    granted = [granted_device for result in results for granted_device in result.devices.results if not granted_device.admin_access]
+    return len(granted) > 1 and any(class_of_driver(granted_device.driver) not in (CPU_CLASS, None) for granted_device in granted)
+
+
+def is_closest(devices: Sequence[Device], nodes: NodeSet) -> bool:
+    """Say whether devices lie under one PCIe switch, or on one card, on one NUMA node: then `bring_closer` would find nothing closer.
+
+    Shapes: devices — as their node published them; nodes — all NUMA nodes of the machine. CPUs are judged by the whole node: with one among the devices the answer is False.
+    Cost: O(devices).
+
+    >>> is_closest([], NodeSet(0))
+    False
+    """
+    if not devices or any(device.device_class == CPU_CLASS for device in devices):
+        return False
+    sites = [site_of(device, {}) for device in devices]
+    places = {site.switch or site.parent for site in sites}
+    unknown = nodes if len(nodes) <= 1 else NodeSet()
+    common = reduce(lambda shared, device: shared & (device.numa_nodes or unknown), devices, nodes)
+    return len(places) == 1 and "" not in places and bool(common)
+
+
+def bring_closer(
+    given: AllocationInput,
+    outcome: Allocated,
+    view: NodeView,
+    compiler: SelectorCompiler,
+    *,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> Allocated:
+    """Find devices that lie closer together than those found and are equal otherwise; the outcome itself where there are none.
+
+    Order: by level, then the place that is left with the fewest free devices, then its id. So large places stay whole for larger claims.
+    Errors: raises ValueError for a slice that cannot be read, as the search did not.
+    Cost: at most 8 searches of 1,000 steps; none where the devices lie under one switch already.
+    """
+    if not has_closer(outcome.results):
+        return outcome
+    pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
+    members = {
+        member.id: member for pool in pools for candidate in pool.candidates if (member := _member(candidate, given.node.name)) is not None
+    }
+    granted = [members[device] for device in _granted(outcome.results) if device in members]
+    wanted = Counter(member.device_class for member in granted)
+    taken = given.usage.holders.keys() | given.usage.excluded.keys()
+    free = [member for member in members.values() if member.device_class in wanted and member.id not in taken]
+    demand = ContainerDemand(name="", place=0, kind=ContainerKind.APP)
+    steps, searches = outcome.steps, 0
+    for domains in tiers(NodeAvailability(view).locality(), demand, _LEVELS)[:-1]:
+        places = [domain for domain in domains if domain is not None]
+        if any(all(_is_within(member, domain) for member in granted) for domain in places):
+            return replace(outcome, steps=steps)
+        for domain in _with_room(places, free, wanted):
+            if searches >= _MOST_SEARCHES or is_abandoned():
+                return replace(outcome, steps=steps)
+            searches += 1
+            outside = {member.id: f"outside {domain.key}" for member in members.values() if not _is_within(member, domain)}
+            claims = tuple(replace(claim, outside=outside) for claim in given.claims)
+            attempt = allocate(
+                replace(given, claims=claims, pools=pools), compiler, step_budget=_STEPS, is_brief=True, is_abandoned=is_abandoned
+            )
+            steps += attempt.steps
+            if isinstance(attempt, Allocated) and _answers(attempt.results) == _answers(outcome.results):
+                return replace(attempt, steps=steps)
+    return replace(outcome, steps=steps)
+
+
+def our_devices(results: Iterable[AllocationResult], node: str) -> list[DeviceId]:
+    """List what is granted of the node's own devices: where another vendor's lies nobody tells."""
+    return [device for device in _granted(results) if device.pool == node and class_of_driver(device.driver) is not None]
+
+
+def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> NodeSet:
+    """Name the NUMA nodes that a claim's devices lie on, when no one of them has them all; empty when one has, or nobody knows.
+
+    Shapes: numa_of — the nodes that a device is local to; None when they are unknown.
+    """
+    homes = [numa_of(device) for device in _granted([result])]
+    nodes = [home for home in homes if home]
+    common = reduce(lambda shared, other: shared & other, nodes) if nodes else NodeSet()
+    return NodeSet() if common or not nodes else reduce(lambda every, other: every | other, nodes)
+
+
+def _member(candidate: Candidate, node: str) -> _Member | None:
+    device_class = class_of_driver(candidate.id.driver)
+    if device_class is None or candidate.id.pool != node:
+        # Nobody tells where another vendor's device lies: it is taken as it comes.
+        return None
+    return _Member(candidate.id, device_class, cpu_of_name(candidate.id.device) if device_class == CPU_CLASS else None)
+
+
+def _is_within(member: _Member, domain: Domain) -> bool:
+    """Say whether a device lies in a place; a group of CPUs is bound by none, for which of them are taken is decided on the node."""
+    if member.cpu is not None:
+        return domain.cpus is None or member.cpu in domain.cpus
+    return member.device_class not in domain.devices or member.id.device in domain.devices[member.device_class]
+
+
+def _with_room(places: Sequence[Domain], free: Sequence[_Member], wanted: Mapping[str, int]) -> list[Domain]:
+    """List the places with enough free devices of each class, the fullest first."""
+    counted = [(domain, Counter(member.device_class for member in free if _is_within(member, domain))) for domain in places]
+    fitting = [(domain, there) for domain, there in counted if all(there[name] >= count for name, count in wanted.items())]
+    return [domain for domain, _ in sorted(fitting, key=lambda place: sum(place[1][name] for name in wanted if name != CPU_CLASS))]
+
+
+def _granted(results: Iterable[AllocationResult]) -> list[DeviceId]:
+    return [
+        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+        for result in results
+        for granted_device in result.devices.results
+        if not granted_device.admin_access
+    ]
+
+
+def _answers(results: Sequence[AllocationResult]) -> list[tuple[list[str], int]]:
+    """Say by which alternatives requests are answered, and how many devices have to be waited for."""
+    return [
+        (
+            [granted_device.request for granted_device in result.devices.results],
+            sum(bool(granted_device.binding_conditions) for granted_device in result.devices.results),
+        )
+        for result in results
+    ]

@@ -1,0 +1,387 @@
+"""The decisions of scheduling a pod with claims, by the extension points of kube-scheduler's dynamic-resources plugin.
+
+    PreFilter     which claims the pod has, which are allocated, which have to be allocated, and whether the pod can be scheduled at all
+    Filter        one node: are the allocated claims usable there, and can the others be allocated there together
+    PostFilter    no node fits: which allocation to deallocate, so that another node becomes possible
+    PreScore, Score   which of the nodes that fit is best
+    Reserve       what each claim gets on the chosen node; Unreserve undoes it; PostBind ends the scheduling
+
+Flows in: frozen values read from the objects. Flows out: frozen values with reasons; `claims.reservations` makes the next versions of objects. The
+caller passes in the search for devices and decides where it runs. No clock and no randomness: where upstream chooses at random, the first by name is
+chosen.
+Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; docs/knowledge/dynamic-resource-allocation.md#scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from topobus.engine.allocation.explanations import explain_nodes
+from topobus.engine.allocation.pools import node_matches
+from topobus.engine.allocation.values import (
+    Allocated,
+    Fault,
+    Node,
+    NoFit,
+    Outcome,
+)
+from topobus.engine.claims.lifecycle import devices_of
+from topobus.engine.claims.objects import Claim, Pod
+from topobus.engine.claims.reservations import (
+    MAX_CONSUMERS,
+    AllocationMode,
+    Consumer,
+    PodRef,
+    full_reason,
+    is_made_for,
+)
+from topobus.engine.scheduling.aligned_allocation import read_alignment_request
+from topobus.formats.kubernetes.alignment_request import AlignmentRequest
+from topobus.formats.kubernetes.resource import (
+    AllocationResult,
+    ClaimSpec,
+)
+from topobus.values.device import class_of_driver
+from topobus.values.errors import ContractError
+from topobus.values.outcome import Reason
+
+__all__ = [
+    "Blocked",
+    "NodeFit",
+    "NodeMiss",
+    "PodClaim",
+    "PodPlan",
+    "Reservation",
+    "TakeBack",
+    "enough_nodes",
+    "explain_misses",
+    "filter_node",
+    "filter_outcome",
+    "post_filter",
+    "pre_filter",
+    "reserve",
+    "static_miss",
+]
+
+# Upstream stops looking when so many nodes fit (schedule_one.go, minFeasibleNodesToFind and minFeasibleNodesPercentageToFind).
+_LEAST_NODES = 100
+_LEAST_PERCENT = 5
+
+
+@dataclass(frozen=True)
+class PodClaim:
+    """A claim of a pod as scheduling sees it."""
+
+    entry: str
+    """The name under which the pod's containers know it."""
+    claim: Claim
+    """Of which spec, status and consumers can be read."""
+    wishes: AlignmentRequest | None = None
+
+    @property
+    def name(self) -> str:
+        """The claim's name."""
+        return self.claim.metadata.name
+
+    @property
+    def spec(self) -> ClaimSpec:
+        """What the claim asks for."""
+        return self.claim.spec
+
+    @property
+    def allocation(self) -> AllocationResult | None:
+        """What the claim has been given."""
+        return self.claim.allocation
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """Who has reserved the claim."""
+        return self.claim.consumers
+
+
+@dataclass(frozen=True)
+class PodPlan:
+    """What PreFilter hands on: the pod's claims in the order of its spec, each one once."""
+
+    pod: PodRef
+    claims: tuple[PodClaim, ...]
+    nodes: frozenset[str] | None = None
+    """The only nodes on which the allocated claims can be used, where they say so by name; None: any node is worth a look."""
+
+    @property
+    def pending(self) -> tuple[PodClaim, ...]:
+        """The claims to allocate, together, on the node chosen."""
+        return tuple(claim for claim in self.claims if claim.allocation is None)
+
+    @property
+    def allocated(self) -> tuple[PodClaim, ...]:
+        """The claims that have their devices."""
+        return tuple(claim for claim in self.claims if claim.allocation is not None)
+
+    @property
+    def is_reserved(self) -> bool:
+        """Say whether all claims are allocated and reserved for the pod."""
+        return all(claim.allocation is not None and any(user.uid == self.pod.uid for user in claim.consumers) for claim in self.claims)
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """The pod cannot be scheduled on any node before something changes: its claims, or somebody else's hold on them."""
+
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
+class NodeFit:
+    """The pod can run here: what each pending claim would get, in the order of `PodPlan.pending`."""
+
+    node: str
+    results: tuple[AllocationResult, ...] = ()
+    steps: int = 0
+
+    @property
+    def devices(self) -> dict[str, tuple[str, ...]]:
+        """The devices that the node's ledger is to hold for the claims, by class."""
+        names: dict[str, list[str]] = {}
+        for result in self.results:
+            for device in devices_of(result, self.node):
+                names.setdefault(class_of_driver(device.driver) or "", []).append(device.device)
+        return {device_class: tuple(sorted(names[device_class])) for device_class in sorted(names)}
+
+
+@dataclass(frozen=True)
+class NodeMiss:
+    """The pod cannot run here."""
+
+    node: str
+    outcome: Outcome
+    unavailable: frozenset[str] = frozenset()
+    """Claims that are allocated elsewhere: what PostFilter may take back."""
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Say whether no other node needs to be tried: what is asked is wrong."""
+        return isinstance(self.outcome, Fault) and not self.outcome.is_local
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """PostFilter's answer: take this claim's allocation back, and try again."""
+
+    claim: PodClaim
+    why: str
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What one claim is to become on the chosen node."""
+
+    claim: PodClaim
+    allocation: AllocationResult
+    is_new: bool
+    """True: allocated for this pod now. False: it had its devices, only the reservation is new."""
+
+
+def pre_filter(
+    pod: Pod,
+    find: Callable[[str], Claim | None],
+    *,
+    in_flight: Collection[str] = (),
+    default_mode: AllocationMode = AllocationMode.DELAYED,
+    waits_for_immediate: bool = True,
+    has_own_notes: bool = True,
+) -> PodPlan | Blocked:
+    """Gather the claims of a pod and see whether it may go on to the nodes.
+
+    Shapes:  find — the claim of this name in the pod's namespace; in_flight — uids of claims that somebody else is allocating now; default_mode — when a claim
+             that does not say is allocated; waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic DRA has it;
+             has_own_notes — an attempt in a claim's annotations is somebody's work on it, and its mode counts: not so in a cluster, where an attempt is our note of whom
+             we allocate it for, and an API server knows no modes.
+    Order:   claims as the pod lists them; all that is wrong is told, claim by claim.
+    Errors:  raises ContractError for a pod that nobody can read.
+    """
+    who = pod.ref
+    reasons: list[Reason] = []
+    claims: dict[str, PodClaim] = {}
+    for use in pod.uses:
+        if not use.claim:
+            message = (
+                f"{who}: resourceClaims {use.entry}: its claim is not made yet from ResourceClaimTemplate {who.namespace}/{use.template}"
+            )
+            reasons.append(Reason(code="claim-not-made", message=message, facts={"entry": use.entry, "template": use.template}))
+            continue
+        claim = find(use.claim)
+        if claim is None:
+            message = f"{who}: resourceClaims {use.entry}: there is no ResourceClaim {who.namespace}/{use.claim}"
+            reasons.append(Reason(code="claim-missing", message=message, facts={"entry": use.entry, "claim": use.claim}))
+            continue
+        if use.claim in claims:
+            continue  # two entries may name one claim
+        try:
+            pod_claim = _read(use.entry, claim)
+            mode = (claim.mode if has_own_notes else None) or default_mode
+            is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
+            problem = _problem(
+                who, pod_claim, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for, has_own_notes=has_own_notes
+            )
+        except ContractError as err:
+            reasons.append(Reason(code="malformed", message=err.message, facts={"claim": use.claim}))
+            continue
+        if problem is not None:
+            reasons.append(problem)
+        claims[use.claim] = pod_claim
+    if reasons:
+        return Blocked(tuple(reasons))
+    return PodPlan(who, tuple(claims.values()), _named_nodes(claims.values()))
+
+
+def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> NodeMiss | None:
+    """Do the part of Filter that needs no search: check that the allocated claims are usable on the node; None when a search is worthwhile.
+
+    Shapes: refused — why this node must not be tried now, when it must not (it refused the pod a moment ago).
+    """
+    away = [pod_claim for pod_claim in plan.allocated if not _is_usable(pod_claim, node)]
+    if away:
+        reasons = tuple(
+            Reason(
+                code="claim-elsewhere",
+                message=f"node {node.name}: {pod_claim.claim.shown} is allocated for {_where(pod_claim)}",
+                facts={"node": node.name, "claim": pod_claim.name},
+            )
+            for pod_claim in away
+        )
+        return NodeMiss(node.name, NoFit(reasons, 0), frozenset(pod_claim.name for pod_claim in away))
+    return NodeMiss(node.name, NoFit((refused,), 0)) if refused is not None else None
+
+
+def filter_outcome(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | NodeMiss:
+    """Convert the search's outcome on a node to Filter's answer."""
+    if not isinstance(outcome, Allocated):
+        return NodeMiss(node, outcome)
+    if len(outcome.results) != len(plan.pending):
+        raise ValueError(f"{plan.pod}: {len(outcome.results)} results for {len(plan.pending)} claims")
+    return NodeFit(node, outcome.results, outcome.steps)
+
+
+def filter_node(
+    plan: PodPlan, node: Node, search: Callable[[Node, tuple[PodClaim, ...]], Outcome], *, refused: Reason | None = None
+) -> NodeFit | NodeMiss:
+    """Say whether the pod can run on a node: its allocated claims are usable there and the others can be allocated there together.
+
+    Shapes: search — finds devices for these claims on this node, as `search.allocate` does; not called when nothing is pending.
+    """
+    missed = static_miss(plan, node, refused=refused)
+    if missed is not None:
+        return missed
+    return filter_outcome(plan, node.name, search(node, plan.pending)) if plan.pending else NodeFit(node.name)
+
+
+def enough_nodes(nodes: int) -> int:
+    """Say how many nodes that fit are enough to choose among, as kube-scheduler does: all of 100, then ever fewer of a hundred, at least 5.
+
+    >>> enough_nodes(8), enough_nodes(1000), enough_nodes(5000)
+    (8, 420, 500)
+    """
+    if nodes <= _LEAST_NODES:
+        return nodes
+    percent = max(50 - nodes // 125, _LEAST_PERCENT)
+    return max(nodes * percent // 100, _LEAST_NODES)
+
+
+def post_filter(plan: PodPlan, misses: Sequence[NodeMiss]) -> TakeBack | Blocked:
+    """Choose the one allocation to take back when no node fits; Blocked when there is none, with what the nodes said.
+
+    A claim qualifies when some node could not use it and nobody but this pod has reserved it. Exactly one is taken back at a time, as upstream does: the next try
+    may need no more. Order: the first such claim by name (upstream: a random one).
+    """
+    away = frozenset(name for miss in misses for name in miss.unavailable)
+    for claim in sorted(plan.allocated, key=lambda claim: claim.name):
+        if claim.name in away and all(user.uid == plan.pod.uid for user in claim.consumers):
+            return TakeBack(claim, f"{plan.pod} fits on no node as long as {claim.claim.shown} is allocated for {_where(claim)}")
+    return Blocked(explain_misses(misses)[1])
+
+
+def explain_misses(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]:
+    """Name a condition's reason and the reasons behind it: node by node, or the one thing that is wrong everywhere."""
+    return explain_nodes([miss.node for miss in misses], [miss.outcome for miss in misses])
+
+
+def reserve(plan: PodPlan, fit: NodeFit) -> tuple[Reservation, ...]:
+    """Say what each claim of the pod becomes on the chosen node, in the order of the pod's spec."""
+    new = iter(fit.results)
+    made: list[Reservation] = []
+    for claim in plan.claims:
+        if claim.allocation is None:
+            made.append(Reservation(claim, next(new), is_new=True))
+        else:
+            made.append(Reservation(claim, claim.allocation, is_new=False))
+    return tuple(made)
+
+
+def _read(entry: str, claim: Claim) -> PodClaim:
+    """Make sure that all of a claim can be read that scheduling asks for.
+
+    Errors: raises ContractError.
+    """
+    wishes = read_alignment_request(claim.spec, claim.shown)
+    claim.check_status()
+    return PodClaim(entry, claim, wishes)
+
+
+def _problem(
+    pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool, has_own_notes: bool
+) -> Reason | None:
+    """Say why a pod has to wait because of a claim; None when it may go on."""
+    claim, name = pod_claim.claim, pod_claim.claim.shown
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
+    is_mine = any(user.uid == pod.uid for user in pod_claim.consumers)
+    if is_generated and not is_made_for(claim.object, pod):
+        return Reason(code="claim-of-another", message=f"{name} was not made for {pod}: another object of that name exists", facts=facts)
+    if claim.is_deleting:
+        return Reason(code="claim-deleting", message=f"{name} is being deleted", facts=facts)
+    if claim.deallocation:
+        return Reason(code="claim-taken-back", message=f"the allocation of {name} is being taken back", facts=facts)
+    if pod_claim.allocation is not None:
+        return full_reason(claim.object, len(pod_claim.consumers)) if not is_mine and len(pod_claim.consumers) >= MAX_CONSUMERS else None
+    if pod_claim.consumers:
+        # Nobody writes this; were it allocated now, the reservations of others would hold for devices that they never saw.
+        users = tuple(str(user) for user in pod_claim.consumers)
+        return Reason(code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts)
+    if claim.uid in in_flight or (has_own_notes and claim.attempt is not None):
+        return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
+    if is_waited_for:
+        return Reason(code="claim-immediate", message=f"{name} is to be allocated at once, and is not yet", facts=facts)
+    return None
+
+
+def _is_usable(pod_claim: PodClaim, node: Node) -> bool:
+    """Say whether an allocated claim can be used on a node: its node selector tells, none means anywhere."""
+    selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
+    return selector is None or node_matches(node, None, selector, is_everywhere=False)
+
+
+def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
+    """Collect the names that the allocated claims are bound to; None as soon as one may be elsewhere, too."""
+    common: frozenset[str] | None = None
+    for claim in claims:
+        names = _names(claim)
+        if names is not None:
+            common = names if common is None else common & names
+    return common
+
+
+def _names(pod_claim: PodClaim) -> frozenset[str] | None:
+    """Give the node names that an allocation is bound to; None when it is not bound by name."""
+    selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
+    if selector is None or len(selector.node_selector_terms) != 1:
+        return None
+    for field_ in selector.node_selector_terms[0].match_fields:
+        if field_.key == "metadata.name" and field_.operator == "In":
+            return frozenset(field_.values)
+    return None
+
+
+def _where(claim: PodClaim) -> str:
+    names = _names(claim)
+    return f"node {', '.join(sorted(names))}" if names else "other nodes"

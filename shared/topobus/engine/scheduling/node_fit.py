@@ -1,0 +1,249 @@
+"""Checks whether kube-scheduler would admit a pod to a node, by the node's labels, taints and unschedulable mark.
+
+Flows in: a pod and a node as stored. Flows out: a Reason or None, and the pod's preference for the node. What depends on other pods is
+in `placement_rules` and `node_resources`.
+Source: kube-scheduler's NodeName, NodeUnschedulable, TaintToleration and NodeAffinity plugins; k8s.io/component-helpers/scheduling/corev1, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.engine.allocation.pools import node_matches
+from topobus.engine.allocation.values import Node
+from topobus.engine.claims.objects import Pod
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.kubernetes.resource import (
+    NodeRequirement,
+    NodeSelector,
+    NodeSelectorTerm,
+    Taint,
+    Toleration,
+)
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.outcome import Reason
+
+__all__ = [
+    "NodeFacts",
+    "Placing",
+    "has_preferences",
+    "is_tolerated",
+    "is_wanted",
+    "node_facts",
+    "node_selector",
+    "preference_of",
+    "read_placing",
+    "selector_matches",
+    "selector_objection",
+    "why_not",
+]
+
+_UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+
+
+class _Wire(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Kubernetes' names."""
+
+
+class PreferredTerm(_Wire, frozen=True, kw_only=True):
+    """A term with its weight, 1 to 100."""
+
+    weight: int = 0
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
+class NodeAffinity(_Wire, frozen=True, kw_only=True):
+    """PodSpec.affinity.nodeAffinity."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[PreferredTerm, ...] = ()
+
+
+class Affinity(_Wire, frozen=True, kw_only=True):
+    """PodSpec.affinity, as far as nodes alone decide on it."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class Placing(_Wire, frozen=True, kw_only=True):
+    """The parts of a PodSpec that restrict its nodes."""
+
+    node_name: str = ""
+    node_selector: dict[str, str] = {}
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] = ()
+
+
+class _NodeSpec(_Wire, frozen=True, kw_only=True):
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
+class NodeFacts(Struct, frozen=True, kw_only=True):
+    """The parts of a Node object that restrict its pods."""
+
+    node: Node
+    taints: tuple[Taint, ...] = ()
+
+
+def node_facts(api_object: ApiObject) -> NodeFacts:
+    """Read a Node.
+
+    Errors: raises ContractError.
+    """
+    spec = read_as(api_object.spec, _NodeSpec, where=f"{name_of(api_object)}: spec")
+    metadata = metadata_of(api_object)
+    taints = spec.taints
+    if spec.unschedulable and not any(taint.key == _UNSCHEDULABLE.key for taint in taints):
+        # The controller manager adds this taint a moment after the mark.
+        taints = (*taints, _UNSCHEDULABLE)
+    return NodeFacts(node=Node(metadata.name, metadata.labels), taints=taints)
+
+
+def read_placing(pod: ApiObject) -> Placing:
+    """Read the parts of a pod that restrict its nodes.
+
+    Errors: raises ContractError.
+    """
+    return read_as(pod.spec, Placing, where=f"{name_of(pod)}: spec")
+
+
+def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
+    """Give the first thing that keeps a pod off a node; None when nothing on the node does."""
+    node = at.node
+    if pod.node_name:
+        # It is bound: nobody asks again whether it may.
+        return None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
+    for taint in at.taints:
+        if not _bears(pod, taint):
+            shown = f"{taint.key}={taint.value}" if taint.value else taint.key
+            return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
+    for key, value in sorted(pod.node_selector.items()):
+        if node.labels.get(key) != value:
+            have = repr(node.labels[key]) if key in node.labels else "no such label"
+            return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {have}")
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    if required is not None and not selector_matches(required, node):
+        return _reason("node-affinity", node, "it matches none of the terms of the pod's required node affinity")
+    return None
+
+
+def is_wanted(pod: Placing, node: Node) -> bool:
+    """Say whether a pod's node selector and required node affinity let it be on a node."""
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    return all(node.labels.get(key) == value for key, value in pod.node_selector.items()) and (
+        required is None or selector_matches(required, node)
+    )
+
+
+def selector_matches(selector: NodeSelector, node: Node) -> bool:
+    """Say whether a node matches one of the terms of a selector."""
+    return any(_term_matches(term, node) for term in selector.node_selector_terms)
+
+
+def is_tolerated(pod: Placing, at: NodeFacts) -> bool:
+    """Say whether a pod tolerates all taints of a node that keep pods off."""
+    return all(_bears(pod, taint) for taint in at.taints)
+
+
+def node_selector(pod: Pod) -> NodeSelector | None:
+    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
+    labels = pod.object.spec.get("nodeSelector")
+    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
+    name = pod.node
+    if not pairs and not name:
+        return None
+    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
+    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
+    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
+
+
+def selector_objection(selector: NodeSelector | None, node: Node) -> Reason | None:
+    """Say why a pod does not go to a node by its own word alone, as `node_selector` gives it."""
+    if selector is None or node_matches(node, None, selector, is_everywhere=False):
+        return None
+    return Reason(code="node-selector", message=f"node {node.name}: the pod asks for another node", facts={"node": node.name})
+
+
+def has_preferences(pod: Placing) -> bool:
+    """Say whether a pod prefers some nodes to others."""
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    return affinity is not None and bool(affinity.preferred_during_scheduling_ignored_during_execution)
+
+
+def preference_of(pod: Placing, node: Node) -> int:
+    """Add up the weights of the preferred node affinity terms that a node matches."""
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    terms = affinity.preferred_during_scheduling_ignored_during_execution if affinity is not None else ()
+    # An empty preferred term matches every node, as upstream has it; an empty required one matches none.
+    return sum(term.weight for term in terms if _is_empty(term.preference) or _term_matches(term.preference, node))
+
+
+def _is_empty(term: NodeSelectorTerm) -> bool:
+    return not term.match_expressions and not term.match_fields
+
+
+def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
+    if _is_empty(term):
+        return False
+    return all(_holds(match_expression, node.labels) for match_expression in term.match_expressions) and all(
+        match_field.key == "metadata.name" and _holds(match_field, {"metadata.name": node.name}) for match_field in term.match_fields
+    )
+
+
+def _holds(node_requirement: NodeRequirement, values: Mapping[str, str]) -> bool:
+    """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
+    value = values.get(node_requirement.key)
+    match node_requirement.operator:
+        case "In":
+            return value in node_requirement.values
+        case "NotIn":
+            return value not in node_requirement.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            if value is None or not _is_number(value) or len(node_requirement.values) != 1 or not _is_number(node_requirement.values[0]):
+                return False
+            return (
+                int(value) > int(node_requirement.values[0])
+                if node_requirement.operator == "Gt"
+                else int(value) < int(node_requirement.values[0])
+            )
+        case _:
+            return False
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdecimal()
+
+
+def _bears(pod: Placing, taint: Taint) -> bool:
+    return taint.effect not in ("NoSchedule", "NoExecute") or any(_tolerates(toleration, taint) for toleration in pod.tolerations)
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """Say whether a toleration bears a taint. Source: k8s.io/api/core/v1/toleration.go, ToleratesTaint."""
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    match toleration.operator:
+        case "Exists":
+            return True
+        case "" | "Equal":
+            return bool(toleration.key) and toleration.value == taint.value
+        case _:
+            return False
+
+
+def _reason(code: str, node: Node, why: str) -> Reason:
+    facts: dict[str, Any] = {"node": node.name}
+    return Reason(code=code, message=f"node {node.name}: {why}", facts=facts)

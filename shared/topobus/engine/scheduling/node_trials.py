@@ -1,0 +1,100 @@
+"""One node, tried for claims that are served together: what a search of it is asked, which outcomes count, and what those who got nothing are told besides.
+
+Flows in: claims with what they wish, the outcome of a search. Flows out: the outcome within the API's limits, the nearest miss, the fault of a node. Both homes and dry
+runs ask these; how a search runs (at once, in a thread, or from what is remembered) is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from topobus.engine.allocation.suggestions import nearest
+from topobus.engine.allocation.values import Allocated, Fault, NoFit, Outcome
+from topobus.engine.claims.claim_admission import Wanted, objection_to_results
+from topobus.engine.claims.objects import Claim
+from topobus.engine.scheduling.aligned_allocation import AlignedClaims
+from topobus.engine.scheduling.decisions import NodeMiss
+from topobus.formats.kubernetes.alignment_request import AlignmentRequest
+from topobus.formats.kubernetes.resource import ClaimSpec
+from topobus.values.errors import TopobusError
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import PodRequest
+
+__all__ = ["WantedClaim", "aligned_claims", "failed_node", "is_aligned", "nearest_miss", "refusal_of", "specs_of", "within_limits"]
+
+# Where alternatives are asked for, nodes differ in how good they are: so many that fit are compared.
+_COMPARED = 16
+# An error's own words, as far as a condition shows them.
+_MAX_ERROR = 500
+
+
+class WantedClaim(Protocol):
+    """A claim that is to be allocated, alone or with others."""
+
+    @property
+    def claim(self) -> Claim:
+        """The claim as stored."""
+        ...
+
+    @property
+    def spec(self) -> ClaimSpec:
+        """What it asks for."""
+        ...
+
+    @property
+    def wishes(self) -> AlignmentRequest | None:
+        """What it wishes of its alignment; None for nothing."""
+        ...
+
+
+def specs_of(claims: Sequence[WantedClaim]) -> list[Wanted]:
+    """List the claims with what each asks for, as the state and admission want them."""
+    return [(wanted.claim, wanted.spec) for wanted in claims]
+
+
+def is_aligned(claims: Sequence[WantedClaim], pod: PodRequest | None) -> bool:
+    """Say whether a claim, or the pod with its claims, wishes for alignment: then place after place is searched."""
+    return pod is not None or any(wanted.wishes is not None for wanted in claims)
+
+
+def aligned_claims(claims: Sequence[WantedClaim]) -> list[AlignedClaims]:
+    """List the claims with what each wishes of its alignment."""
+    return [AlignedClaims(wanted.claim, wanted.wishes) for wanted in claims]
+
+
+def nodes_compared(claims: Sequence[WantedClaim]) -> int:
+    """Say how many nodes that fit a cluster's pod are compared: the first will do, unless a claim names alternatives."""
+    return _COMPARED if any(request.first_available for wanted in claims for request in wanted.spec.devices.requests) else 1
+
+
+def within_limits(node: str, claims: Sequence[WantedClaim], outcome: Outcome) -> Outcome:
+    """Give the outcome of a search; a Fault where what it found would break a limit of the API."""
+    if not isinstance(outcome, Allocated):
+        return outcome
+    return objection_to_results(node, specs_of(claims), outcome.results, steps=outcome.steps) or outcome
+
+
+def nearest_miss(
+    nodes: Sequence[str], outcomes: Sequence[Outcome], claims: Sequence[WantedClaim], pod: PodRequest | None
+) -> tuple[tuple[Reason, ...], str]:
+    """Name the nearest miss, where there is one, and the node on which it is to be found out what would fit; empty for claims that wish for alignment."""
+    miss = nearest(nodes, outcomes)
+    if miss is None:
+        return (), ""
+    node, reason = miss
+    return (reason,), "" if is_aligned(claims, pod) else node
+
+
+def failed_node(node: str, err: Exception) -> Fault:
+    """Say what a node is told of whose search failed in a way that nobody thought of; the other nodes are tried."""
+    text = str(err) if isinstance(err, TopobusError) else f"{type(err).__name__}: {err}"
+    message = f"node {node}: what it says of itself cannot be worked with: {text[:_MAX_ERROR]}"
+    return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)
+
+
+def refusal_of(node: str, refusal: Refusal) -> NodeMiss:
+    """Turn a node's refusal of what the pod itself asks into Filter's answer, with the node's name."""
+    first = refusal.reasons[0]
+    named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
+    return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))

@@ -1,0 +1,1 @@
+"""What container runtimes read: CDI files and OCI specs."""

@@ -1,0 +1,124 @@
+"""What our own classic drivers write into an allocation for the node: which devices of which node, with what configuration.
+
+Flows in: a claim with resource handles. Flows out: the same allocation in the shape of structured claims, so that whoever asks what a claim has reads one shape:
+the gateway when it prepares, the controller when it counts what is taken. Handles of other drivers are theirs and stay unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from topobus.formats.kubernetes.classic import classic
+from topobus.formats.kubernetes.objects import API_VERSIONS, name_of
+from topobus.formats.kubernetes.resource import (
+    NodeRequirement,
+    NodeSelector,
+    NodeSelectorTerm,
+    Wire,
+)
+from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.messages import ApiObject
+from topobus.values.device import driver_name
+from topobus.values.errors import ContractError
+
+__all__ = ["REQUEST", "DeviceHandle", "as_structured", "class_of", "device_handles", "only_node", "shown", "write_handle"]
+
+REQUEST = "devices"
+"""A classic claim has no named requests; to readers of structured ones all of its devices came of one with this name."""
+_VERSION = "topobus.dev/v1"
+_KIND = "AllocatedDevices"
+_SUFFIX = driver_name("")
+
+
+class DeviceHandle(Wire, frozen=True, kw_only=True):
+    """The data of one handle, as JSON."""
+
+    api_version: str = ""
+    kind: str = ""
+    node: str
+    devices: tuple[str, ...] = ()
+    config: tuple[dict[str, Any], ...] = ()
+    """Opaque configuration, class before claim: what the device service is given at prepare."""
+
+
+def write_handle(driver: str, node: str, devices: tuple[str, ...], config: tuple[dict[str, Any], ...] = ()) -> classic.ResourceHandle:
+    """Make the resource handle by which our classic driver tells the node what to prepare.
+
+    Shapes: node, devices — their names; config — opaque parameters for `prepare`, in order; result — `data` is JSON of at most 16 KiB, checked by `check_status`.
+    """
+    data = DeviceHandle(api_version=_VERSION, kind=_KIND, node=node, devices=devices, config=config)
+    return classic.ResourceHandle(driver_name=driver, data=encode(data).decode())
+
+
+def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[str, DeviceHandle]]:
+    """Read the handles of our own drivers: driver and devices.
+
+    Errors: raises ContractError for one that is not ours to have written.
+    """
+    for index, resource_handle in enumerate(status.allocation.resource_handles if status.allocation is not None else ()):
+        driver = resource_handle.driver_name or status.driver_name
+        if not class_of(driver):
+            continue
+        place = f"{where}: status.allocation.resourceHandles[{index}].data"
+        handle = decode(resource_handle.data, DeviceHandle, where=place)
+        if (handle.api_version, handle.kind) != (_VERSION, _KIND):
+            raise ContractError(f"{place}: got {handle.kind!r} of {handle.api_version!r}, wanted {_KIND} of {_VERSION}")
+        yield driver, handle
+
+
+def as_structured(claim: ApiObject) -> ApiObject:
+    """Show a claim as a structured one; any other claim comes back as it is.
+
+    Errors: raises ContractError when its status or one of our handles cannot be read.
+    """
+    if claim.kind != "ResourceClaim" or not classic.is_classic(claim):
+        return claim
+    status = read_as(claim.status, classic.ClaimStatus, where=f"{name_of(claim)}: status")
+    status_fields = {key: value for key, value in claim.status.items() if key != "allocation"}
+    if status.allocation is not None:
+        results: list[dict[str, Any]] = []
+        config: list[dict[str, Any]] = []
+        for driver, handle in device_handles(status, name_of(claim)):
+            results.extend({"request": REQUEST, "driver": driver, "pool": handle.node, "device": device} for device in handle.devices)
+            config.extend(
+                {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": parameters}}
+                for parameters in handle.config
+            )
+        status_fields["allocation"] = {"devices": {"results": results, "config": config}}
+        if status.allocation.available_on_nodes is not None:
+            status_fields["allocation"]["nodeSelector"] = claim.status["allocation"]["availableOnNodes"]
+    return msgspec.structs.replace(claim, api_version=API_VERSIONS["ResourceClaim"], spec={}, status=status_fields)
+
+
+def shown(claim: ApiObject) -> ApiObject:
+    """Give a classic claim in the shape of a structured one, for output; one that cannot be read is returned unchanged.
+
+    Errors: raises nothing.
+    """
+    try:
+        return as_structured(claim)
+    except ContractError:
+        return claim
+
+
+def class_of(driver: str) -> str:
+    """Name the device class of a driver of ours; empty for somebody else's.
+
+    >>> class_of("gpu.topobus.dev"), class_of("gpu.example.com")
+    ('gpu', '')
+    """
+    head = driver.removesuffix(_SUFFIX)
+    return head if head != driver and head and "." not in head else ""
+
+
+def only_node(name: str) -> NodeSelector:
+    """Make a node selector that matches one node by name.
+
+    It uses matchFields `metadata.name`, which kubelets and schedulers of every version understand; a label may be missing or be somebody else's.
+    """
+    requirement = NodeRequirement(key="metadata.name", operator="In", values=(name,))
+    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(requirement,)),))

@@ -1,0 +1,130 @@
+"""Tell typing errors from fields that we merely do not use: which names are legal where.
+
+Flows in: plain dicts and lists as read from YAML or JSON, and the struct that describes them. Flows out: the same without nulls (Kubernetes takes null
+for absent), and a problem for every unknown name. Types are checked afterwards by msgspec.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from topobus.values.errors import ContractError
+
+__all__ = ["Problem", "check_names", "did_you_mean", "read_as"]
+
+S = TypeVar("S", bound=Struct)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in an object: where, and what was found and wanted."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def did_you_mean(wrong: str, legal: Sequence[str]) -> str:
+    """Suggest the nearest legal name, or say nothing.
+
+    >>> did_you_mean("reources", ["resources", "restartPolicy"])
+    ', did you mean "resources"?'
+    """
+    near = get_close_matches(wrong, legal, n=1, cutoff=0.6)
+    return f', did you mean "{near[0]}"?' if near else ""
+
+
+def check_names(value: object, wanted: object, path: str, ignored: Mapping[type, frozenset[str]], problems: list[Problem]) -> object:
+    """Walk `value` beside the annotation `wanted`; return it without nulls and add a Problem for each unknown name.
+
+    Shapes: ignored — struct to names that are legal there though the struct lacks them.
+    """
+    if not isinstance(value, _NESTED):
+        return value
+    structure, element, is_map = _shape(wanted)
+    if structure is not None and isinstance(value, Mapping):
+        fields = _fields(structure)
+        legal = fields.keys() | ignored.get(structure, frozenset())
+        kept: dict[str, object] = {}
+        for key, inner in value.items():
+            if key not in legal:
+                problems.append(Problem(_inside(path, key), f"unknown field{did_you_mean(str(key), sorted(legal))}"))
+            if inner is None:
+                continue
+            is_nested = key in fields and isinstance(inner, _NESTED)
+            kept[key] = check_names(inner, fields[key], _inside(path, key), ignored, problems) if is_nested else inner
+        return kept
+    if element is not None and not is_map and isinstance(value, list | tuple):
+        return [check_names(item, element, f"{path}[{index}]", ignored, problems) for index, item in enumerate(value)]
+    if element is not None and is_map and isinstance(value, Mapping):
+        return {key: check_names(item, element, f"{path}.{key}", ignored, problems) for key, item in value.items() if item is not None}
+    return value
+
+
+def read_as(value: object, wanted: type[S], *, where: str) -> S:
+    """Read a stored dict as a struct: unknown names are ignored, nulls count as absent.
+
+    Errors: raises ContractError with the path of the first field that has a wrong type.
+    """
+    try:
+        # The walk beside the annotations costs five times the conversion, and without a null it changes nothing.
+        return msgspec.convert(check_names(value, wanted, "", {}, []) if _has_null(_known(value, wanted)) else value, type=wanted)
+    except (msgspec.ValidationError, RecursionError) as err:
+        raise ContractError(f"{where}: {err}") from err
+
+
+def _known(value: object, wanted: type[S]) -> object:
+    """Leave out of an object what the struct has no field for: nobody reads it, and it is most of a pod."""
+    if type(value) is not dict:
+        return value
+    return [value[name] for name in wanted.__struct_encode_fields__ if name in value]
+
+
+def _has_null(value: object) -> bool:
+    """Say whether a null may stand anywhere below; True also for what is no plain dict or list."""
+    inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else None
+    if inner is None:
+        return True
+    return any(item is None or (type(item) not in _PLAIN and _has_null(item)) for item in inner)  # type: ignore[attr-defined]  # a dict's values or a list
+
+
+_PLAIN = frozenset({str, int, bool, float})
+# Nothing else has names in it; most values are texts and numbers.
+_NESTED = (Mapping, list, tuple)
+
+
+def _inside(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+@cache
+def _fields(structure: type[Struct]) -> dict[str, Any]:
+    return {field.encode_name: field.type for field in msgspec.structs.fields(structure)}
+
+
+@cache
+def _shape(wanted: object) -> tuple[type[Struct] | None, object | None, bool]:
+    """Take an annotation apart: a struct, or the element of a list, or of a map."""
+    if get_origin(wanted) in (Union, types.UnionType):
+        for option in get_args(wanted):
+            shape = _shape(option)
+            if shape != (None, None, False):
+                return shape
+        return None, None, False
+    if isinstance(wanted, type) and issubclass(wanted, Struct):
+        return wanted, None, False
+    if get_origin(wanted) is tuple:
+        return None, get_args(wanted)[0], False
+    if get_origin(wanted) is dict:
+        return None, get_args(wanted)[1], True
+    return None, None, False

@@ -1,0 +1,40 @@
+"""The messages between the gateway and a device service about one container that is about to be made: what it gets beyond the edits of `prepare`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.values.edits import ContainerEdits
+from topobus.values.outcome import Refusal
+from topobus.values.request import Owner
+from topobus.values.sandbox import ContainerName
+
+__all__ = ["AdjustReply", "AdjustRequest", "Adjusted"]
+
+
+class AdjustRequest(Struct, frozen=True, kw_only=True):
+    """Say what a container with these prepared devices gets; nothing is changed outside the container. Asked again, it is the same answer."""
+
+    op_id: str
+    owner: Owner
+    devices: tuple[str, ...]
+    container: ContainerName
+    config: tuple[dict[str, Any], ...] = ()
+    """As it was for `prepare`."""
+    device_config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """As it was for `prepare`."""
+
+
+class Adjusted(Struct, frozen=True, kw_only=True, tag="adjusted", tag_field="outcome"):
+    """What the container gets."""
+
+    edits: dict[str, ContainerEdits]
+    """By device; every device asked for is here."""
+
+
+class AdjustReply(Struct, frozen=True, kw_only=True):
+    """The answer of `adjust`; it lasts as long as the container."""
+
+    result: Adjusted | Refusal

@@ -1,0 +1,404 @@
+"""The messages that cross NATS and are not domain values already (machine, inventory and ledger are).
+
+Every field that came after the first version has a default; unknown fields are ignored; a golden file guards each message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.formats.messages.release_messages import CommitReply, CommitRequest, ReleaseReply, ReleaseRequest
+from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.values.edits import ContainerEdits
+from topobus.values.health import DeviceHealth, HealthState
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.ledger import Adoption
+from topobus.values.maintenance import DeviceOperation
+from topobus.values.names import Generation
+from topobus.values.outcome import HintList, MemoryBlock, Placement, Refusal
+from topobus.values.request import Owner, PodRequest
+from topobus.values.vendor_profiles import VendorProfile
+from topobus.values.view import NodeView
+
+__all__ = [
+    "OUTCOME",
+    "AdoptReply",
+    "AdoptRequest",
+    "Adopted",
+    "ApiObject",
+    "CommitReply",
+    "CommitRequest",
+    "ContainerDevices",
+    "DecisionEvent",
+    "Disagreement",
+    "DisagreementEvent",
+    "GivenHints",
+    "HealthEvent",
+    "HeldDevice",
+    "HintsEvent",
+    "HintsReply",
+    "HintsRequest",
+    "PlaceReply",
+    "PlaceRequest",
+    "PodsReply",
+    "PodsRequest",
+    "PreferReply",
+    "PreferRequest",
+    "PrepareReply",
+    "PrepareRequest",
+    "Prepared",
+    "ReleaseReply",
+    "ReleaseRequest",
+    "RuntimeConnection",
+    "UnprepareReply",
+    "UnprepareRequest",
+]
+
+OUTCOME = ":outcome"
+"""What the operation id of an operator's wish ends in where its decision says what became of it."""
+
+
+class ApiObject(Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
+    """A Kubernetes object of the stand-alone API, in Kubernetes' own wire shape; all inner fields are kept as they are."""
+
+    api_version: str
+    kind: str
+    metadata: dict[str, Any]
+    spec: dict[str, Any] = {}
+    status: dict[str, Any] = {}
+
+
+class HealthEvent(Struct, frozen=True, kw_only=True):
+    """One device's present health. Each event is complete: the newest of a subject is the present state of that device."""
+
+    node: str
+    device_class: str
+    device: str
+    health: DeviceHealth
+    previous: HealthState | None = None
+    """None in the first event of a device."""
+    generation: Generation
+    """Grows by one with each event of this device; an older one is dropped."""
+    inventory_generation: Generation = 0
+    is_removed: bool = False
+    """True when the device left the inventory for good."""
+    affected: tuple[Owner, ...] = ()
+    """Who holds the device, from the ledger: of what kubelet's device plugin allocations hold the pod (without a uid) as soon as kubelet has told it."""
+    pods: tuple[Owner, ...] = ()
+    """The pods that use the device, by whichever door, sorted; one that kubelet alone has named has no uid."""
+    time: str
+    """RFC 3339, UTC."""
+
+
+class DecisionEvent(Struct, frozen=True, kw_only=True):
+    """One decision with all its inputs, enough to replay it offline."""
+
+    id: str
+    verb: str
+    """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict`, `quarantine`, or what an operator does with a device: `maintain`, `exclude`, `return`, `forgive`, `reset`."""
+    node: str
+    op_id: str
+    time: str
+    """RFC 3339, UTC."""
+    owner: Owner
+    request: PodRequest | None = None
+    view: NodeView | None = None
+    """The inputs of a `place`; None for verbs that choose nothing."""
+    outcome: Placement | Refusal | None = None
+    ledger_sequence: int = 0
+    """The ledger's sequence after the decision."""
+    is_dry_run: bool = False
+    user: Owner | None = None
+    """The pod that used what a `release` let go, where the owner does not say it (an allocation of kubelet's)."""
+    operation: DeviceOperation | None = None
+    """What an operator wants of one device, for the verbs of `topobus device`."""
+    health: DeviceHealth | None = None
+    """That device's health when it was decided, with all evidence."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Say whether this allows an operator's wish, which the device service is then asked to perform: its outcome is a decision of its own."""
+        return self.operation is not None and self.outcome is None and not self.op_id.endswith(OUTCOME)
+
+    @property
+    def text(self) -> str:
+        """Say for people what was decided, for whom."""
+        return self.operation.text if self.operation is not None else f"{self.verb} {self.user or self.owner}"
+
+
+class PlaceRequest(Struct, frozen=True, kw_only=True):
+    """Place all containers of a pod (or a claim's devices), or nothing."""
+
+    op_id: str
+    pod: PodRequest
+    is_dry_run: bool = False
+    is_reservation: bool = False
+    """True: hold it for now; without a `commit` in time it is let go again, `release` lets it go at once."""
+    besides: dict[str, tuple[str, ...]] = {}
+    """For a dry run: count these devices as held, too, class to names (CPUs by device name): the pod's claims are about to take them."""
+
+
+class PlaceReply(Struct, frozen=True, kw_only=True):
+    """The answer of `place`, the same for the same op_id."""
+
+    decision_id: str
+    node: str
+    result: Placement | Refusal
+    ledger_sequence: int = 0
+
+
+class PreferRequest(Struct, frozen=True, kw_only=True):
+    """Which of these devices would be best together (kubelet's GetPreferredAllocation)."""
+
+    op_id: str = ""
+    device_class: str
+    available: tuple[str, ...]
+    must_include: tuple[str, ...] = ()
+    size: int
+    withheld: tuple[str, ...] = ()
+    """Free devices that are about to be a claim's: they are chosen when nothing else is left."""
+    is_from_end: bool = False
+    """Among what is equally aligned prefer the largest names: the scheduler gives claims the smallest."""
+
+
+class PreferReply(Struct, frozen=True, kw_only=True):
+    """The choice: keeps what must be included, has `size` names when so many are available, never an error."""
+
+    devices: tuple[str, ...]
+    reason: str = ""
+
+
+class PodsRequest(Struct, frozen=True, kw_only=True):
+    """Which containers have which of our devices, as kubelet tells it."""
+
+    namespace: str = ""
+    """Only pods of this namespace; empty: all."""
+
+
+class HeldDevice(Struct, frozen=True, kw_only=True):
+    """One device of a container with what the inventory says of it."""
+
+    name: str
+    numa_nodes: NodeSet | None = None
+    """None: not known, or the device is no longer in the inventory."""
+    health: HealthState = HealthState.UNKNOWN
+    reason: str = ""
+    """The worst condition's reason; empty when the device is well."""
+
+
+class ContainerDevices(Struct, frozen=True, kw_only=True):
+    """The devices that one container has through one resource or one claim."""
+
+    namespace: str
+    pod: str
+    container: str
+    device_class: str
+    resource: str = ""
+    """`topobus.dev/gpu`; empty for a claim's devices."""
+    claim: str = ""
+    """Namespace and name; empty for a resource's devices."""
+    devices: tuple[HeldDevice, ...]
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory that kubelet's memory manager gave it, by NUMA node; stands beside its exclusive CPUs (class `cpu`)."""
+
+
+class Disagreement(Struct, frozen=True, kw_only=True):
+    """A device of which kubelet and the ledger say different things."""
+
+    device_class: str
+    device: str
+    kubelet: str
+    """Who has it, as kubelet tells it."""
+    ledger: str
+    """What the ledger says."""
+
+
+class DisagreementEvent(Struct, frozen=True, kw_only=True):
+    """kubelet and the ledger say different things of a device: published once when it was seen twice, and once when it is over."""
+
+    node: str
+    device_class: str
+    device: str
+    kubelet: str
+    """Who has it, as kubelet tells it."""
+    ledger: str
+    """What the ledger says."""
+    is_over: bool = False
+    """True: they no longer disagree; both sides are those of before."""
+    time: str
+    """RFC 3339, UTC."""
+
+
+class RuntimeConnection(Struct, frozen=True, kw_only=True):
+    """The gateway's connection to the container runtime (NRI): it tells which containers there are, and by it claims get CPUs for themselves and devices go into pods."""
+
+    socket: str
+    why_not: str = ""
+    """Why there is none now; empty: there is one."""
+    pins_cpus: bool = False
+    """Claims get CPUs for themselves by it."""
+    cpusets_unseen: str = ""
+    """Why the gateway cannot see what the kernel's cpusets say of containers; empty: it can, or need not."""
+
+
+class KubeletRegistrations(Struct, frozen=True, kw_only=True):
+    """What a gateway has registered with kubelet, or what stands in the way: `registered`, else the reason in words."""
+
+    folder: str
+    """Where the gateway looks for kubelet's socket, as it sees its own files."""
+    has_kubelet: bool
+    """The socket is there."""
+    plugins: dict[str, str] = {}
+    """By resource."""
+    drivers: dict[str, str] = {}
+    """DRA drivers, by name."""
+
+
+class PodsReply(Struct, frozen=True, kw_only=True):
+    """What kubelet's pods have, sorted. Nothing is known when `why` is given."""
+
+    containers: tuple[ContainerDevices, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+    why: str = ""
+    """Why kubelet does not tell; empty when it does."""
+    runtime: RuntimeConnection | None = None
+    dropped_slice_fields: tuple[str, ...] = ()
+    """What the API server does not keep of this node's ResourceSlices, sorted: `spec.devices.*.consumesCounters`."""
+    """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none, or is an older one."""
+    resource_rivals: dict[str, str] = {}
+    """Resources of vendors' profiles that the gateway does not register, with the device plugin of somebody else that has them."""
+    registrations: KubeletRegistrations | None = None
+    """None: of an older gateway."""
+    plugin_failures: dict[str, str] = {}
+    """Resources of others' device plugins that have registered here and are not served now, and why."""
+    profiles: tuple[VendorProfile, ...] = ()
+    """Whose device plugins the gateway stands in for: pods ask by their names, too."""
+
+
+class AdoptRequest(Adoption, frozen=True, kw_only=True):
+    """Write into the ledger what kubelet (or a claim's status) has decided."""
+
+    op_id: str
+    decision_id: str = ""
+    """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, or its `pods` if it is a claim's; a later one stays as it is."""
+    owned_cpus: CpuSet | None = None
+    """CPUs that may be chosen of groups; None: all."""
+
+
+class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):
+    """Done: the ledger says so now. `displaced` lists owners whose stale device-plugin holding gave way."""
+
+    decision_id: str
+    ledger_sequence: int = 0
+    displaced: tuple[Owner, ...] = ()
+    cpus: dict[str, CpuSet] = {}
+    """Which CPUs the owner has of each group."""
+
+
+class AdoptReply(Struct, frozen=True, kw_only=True):
+    """The answer of `adopt`; refused when another live owner holds a device, or a device does not exist."""
+
+    result: Adopted | Refusal
+
+
+class PrepareRequest(Struct, frozen=True, kw_only=True):
+    """Make devices of one class ready for their owner."""
+
+    op_id: str
+    owner: Owner
+    devices: tuple[str, ...]
+    config: tuple[dict[str, Any], ...] = ()
+    """Opaque configuration for this driver, class configs before claim configs."""
+    device_config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Configuration by device, in place of `config`, where it is not the same for all: a claim configures single requests."""
+    looked_at: tuple[str, ...] = ()
+    """Those of `devices` to which the owner has admin access: it may look at a sick one, too."""
+    tolerated: tuple[str, ...] = ()
+    """Those of `devices` that the owner takes also when they are sick: its allocation tolerates their taint."""
+    cpus: dict[str, CpuSet] = {}
+    """Which CPUs the owner has of those of `devices` that are groups of CPUs."""
+    is_again: bool = False
+    """True: the owner has had them prepared before, and uses them: they are its own also when an operator keeps them back."""
+    shares: dict[str, dict[str, int]] = {}
+    """How much the owner has of those of `devices` that it shares with others: device to capacity to amount."""
+    is_ahead: bool = False
+    """True: the owner does not hold them yet, and may never. Answered only when nothing is changed by it, else refused as `not-ahead`; asked only of services
+    whose inventory names `reading_drivers`, for older ones do not know this field."""
+
+
+class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):
+    """Ready: the edits of each device, and those common to all of them in one container."""
+
+    edits: dict[str, ContainerEdits]
+    """Device name to its edits; every device asked for is here."""
+    common: ContainerEdits = ContainerEdits()
+    """Edits for a container that gets these devices (such as one variable that lists them all)."""
+    to_attach: tuple[str, ...] = ()
+    """Devices that must be attached to the pod's sandbox before any container of it starts."""
+    to_adjust: tuple[str, ...] = ()
+    """Devices whose driver is asked for each container that gets them, when it is made."""
+
+
+class PrepareReply(Struct, frozen=True, kw_only=True):
+    """The answer of `prepare`, the same for the same op_id."""
+
+    result: Prepared | Refusal | Accepted
+
+
+class UnprepareRequest(Struct, frozen=True, kw_only=True):
+    """Undo `prepare`; devices that were never prepared are no error."""
+
+    op_id: str
+    owner: Owner
+    devices: tuple[str, ...]
+
+
+class UnprepareReply(Struct, frozen=True, kw_only=True):
+    """Done, or why not."""
+
+    refusal: Refusal | None = None
+
+
+class GivenHints(HintList, frozen=True, kw_only=True):
+    """One hint list that somebody gave, and for which container."""
+
+    container: str = ""
+    """Empty: for all of the pod (scope pod), or whoever gave the hints was not told the container."""
+
+
+class HintsEvent(Struct, frozen=True, kw_only=True):
+    """All hint lists that were given for one class in one operation."""
+
+    node: str
+    device_class: str
+    """Also `memory`, for memory and hugepages of all sizes."""
+    op_id: str
+    """The operation for which they were given, as in the decision that followed; empty when the asker named none."""
+    by: str
+    """Who gave them: `topology` by kubelet's rules, or the class's own `device-service`."""
+    owner: Owner | None = None
+    """For whom; None: whoever gave the hints was not told."""
+    lists: tuple[GivenHints, ...]
+    omitted_lists: int = 0
+    """How many more there were: one message has the lists of the first containers."""
+    is_dry_run: bool = False
+    time: str
+    """RFC 3339, UTC."""
+
+
+class HintsRequest(Struct, frozen=True, kw_only=True):
+    """Ask a device service for its hints: `count` devices out of those available."""
+
+    op_id: str = ""
+    count: int
+    available: tuple[str, ...]
+
+
+class HintsReply(Struct, frozen=True, kw_only=True):
+    """Hints by kubelet's rules; None is "no opinion"."""
+
+    hints: tuple[Hint, ...] | None
+    inventory_generation: int = 0

@@ -1,0 +1,80 @@
+"""The messages by which an operator works on single devices: asked of a node's topology, performed by the class's device service, and what stands of it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.values.health import DeviceHealth
+from topobus.values.maintenance import DeviceOperation, Maintenance
+from topobus.values.outcome import Refusal
+
+__all__ = [
+    "ClassMaintenance",
+    "OperateReply",
+    "OperateRequest",
+    "Operated",
+    "PerformReply",
+    "PerformRequest",
+    "PerformedOperation",
+]
+
+
+class Operated(Struct, frozen=True, kw_only=True, tag="operated", tag_field="outcome"):
+    """Done, and everybody can see it."""
+
+    health: DeviceHealth
+    """The device's health afterwards."""
+    maintenance: Maintenance | None = None
+    """What stands of the operator's word now; None: the device is offered."""
+    is_changed: bool = True
+    """False: it was so before."""
+
+
+class OperateRequest(Struct, frozen=True, kw_only=True):
+    """Do something with one device of this node."""
+
+    op_id: str
+    operation: DeviceOperation
+
+
+class OperateReply(Struct, frozen=True, kw_only=True):
+    """What became of it; done once for one op_id."""
+
+    decision_id: str
+    node: str
+    result: Operated | Refusal
+
+
+class PerformRequest(Struct, frozen=True, kw_only=True):
+    """Perform what an operator wants: it is decided, and its decision event cannot be lost any more."""
+
+    op_id: str
+    operation: DeviceOperation
+    time: str
+    """RFC 3339, UTC: when it was decided."""
+
+
+class PerformReply(Struct, frozen=True, kw_only=True):
+    """The answer, the same for the same op_id once it is done; a refusal changes nothing and is not kept."""
+
+    result: Operated | Refusal
+
+
+class PerformedOperation(Struct, frozen=True, kw_only=True):
+    """One operation with its answer, for who asks again."""
+
+    op_id: str
+    operation: DeviceOperation
+    time: str
+    result: Operated
+
+
+class ClassMaintenance(Struct, frozen=True, kw_only=True):
+    """What an operator wants of the devices of one class on one node. It outlives the device service, and devices that leave."""
+
+    node: str
+    device_class: str
+    devices: dict[str, Maintenance] = {}
+    """By device, also of one that is not there now."""
+    operations: tuple[PerformedOperation, ...] = ()
+    """The newest that were done, oldest first."""

@@ -1,0 +1,1 @@
+"""What every process has: configuration, logs, metrics, readiness, clock, and the frame that runs a service."""

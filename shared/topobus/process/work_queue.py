@@ -1,0 +1,219 @@
+"""A keyed work queue: it decides when each object of a reconcile loop is looked at again, and keeps an error in one object's work from all others.
+
+Flows in: the work on one object with the version of its inputs, and its result. Flows out: whether to work on the object now, after how many seconds another object is due by
+time alone, and one log line, one count and one report for each failure. A failed object is set aside until its version changes, since the same work on the same input would
+fail again. A peer that does not answer is no failure of the object: its work is due again after a while.
+
+The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time comes from the clock that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from dataclasses import dataclass
+
+from prometheus_client import Counter
+
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.values.outcome import Reason
+
+__all__ = ["Again", "Busy", "Done", "Result", "WorkQueue", "flatten", "is_peer_failure"]
+
+# A message becomes a condition, an event and a log line: long enough for a path and two values.
+_MAX_MESSAGE = 1000
+
+
+@dataclass(frozen=True)
+class Done:
+    """There is nothing to do at a version of the object's inputs: the work is not repeated before the version is another."""
+
+    version: Hashable
+
+
+@dataclass(frozen=True)
+class Again:
+    """The object is due again after a while."""
+
+    after_s: float | None = None
+    """None: after the queue's `retry_s`."""
+    version: Hashable = None
+    """Until then the work is repeated only when the version of the object's inputs is another; None: with each round of the loop, too."""
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Work on the object goes on beside the loop: what the queue holds of the object stays until that work has its own result."""
+
+
+Result = Done | Again | Busy | None
+"""What came of the work on an object; None: the object is looked at in each round of its loop."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    version: Hashable
+    at_s: float = math.inf
+    reason: Reason | None = None
+    """Why the object is set aside."""
+
+
+class WorkQueue:
+    """The objects of one loop.
+
+    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked again; failures — counts failures, with the one label `loop`; progress —
+    called before each object, so that a long pass does not look dead (`Heartbeat.turn`).
+    """
+
+    def __init__(
+        self, loop: str, clock: Clock, retry_s: float, *, failures: Counter | None = None, progress: Callable[[], None] = lambda: None
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._retry_s = retry_s
+        self._failures = failures
+        self._progress = progress
+        self._entries: dict[Hashable, _Entry] = {}
+        self._logged: dict[Hashable, str] = {}
+        self._log = get_logger()
+
+    def is_ready(self, key: Hashable, version: Hashable) -> bool:
+        """Say whether an object is to be worked on now."""
+        entry = self._entries.get(key)
+        return entry is None or entry.version is None or entry.version != version or self._clock.monotonic() >= entry.at_s
+
+    def wait_s(self) -> float | None:
+        """Say after how many seconds an object is due by time alone; None when none is.
+
+        An object that was due in this round and that its loop did not come to is due after `retry_s`.
+        """
+        now_s = self._clock.monotonic()
+        waits = [entry.at_s - now_s for entry in self._entries.values() if entry.at_s < math.inf]
+        return min((wait_s if wait_s > 0 else self._retry_s for wait_s in waits), default=None)
+
+    def put(self, key: Hashable, result: Result) -> None:
+        """Record what came of the work on an object."""
+        if isinstance(result, Busy):
+            return
+        self._logged.pop(key, None)
+        if isinstance(result, Done):
+            self._entries[key] = _Entry(result.version)
+        elif isinstance(result, Again):
+            after_s = self._retry_s if result.after_s is None else result.after_s
+            self._entries[key] = _Entry(result.version, self._clock.monotonic() + after_s)
+        else:
+            self._entries.pop(key, None)
+
+    async def run(
+        self,
+        key: Hashable,
+        version: Hashable,
+        work: Callable[[], Awaitable[Result]],
+        *,
+        name: str,
+        report: Callable[[Reason], Awaitable[object]] | None = None,
+    ) -> Result:
+        """Do the work for one object, unless it is not to be worked on now, and record the result; gives Busy for an object that was not worked on.
+
+        Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
+        reason into the object; it is called once a failure, and again when the write itself met a silent peer.
+        Errors: raises nothing but what is no Exception (a cancellation).
+        """
+        if not self.is_ready(key, version):
+            return Busy()
+        self._progress()
+        try:
+            result = await work()
+        except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
+            if is_peer_failure(err):
+                self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
+                return self._wait(key)
+            return await self._set_aside(key, version, err, name, report)
+        self.put(key, result)
+        return result
+
+    def run_now(self, key: Hashable, version: Hashable, work: Callable[[], None], *, name: str) -> None:
+        """Do work that waits for nothing, unless it failed at this version before."""
+        if self.is_ready(key, version):
+            try:
+                work()
+            except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
+                self._entries[key] = _Entry(version, reason=self._failed(key, err, name))
+            else:
+                self.put(key, None)
+
+    def reason(self, key: Hashable) -> Reason | None:
+        """Say why an object is set aside; None for one that is not."""
+        entry = self._entries.get(key)
+        return entry.reason if entry is not None else None
+
+    def drop(self, key: Hashable) -> None:
+        """Forget an object: it is gone, or is to be worked on in the next round whatever came of it."""
+        self._entries.pop(key, None)
+        self._logged.pop(key, None)
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Forget objects that are not among these. Call it once each round."""
+        self.keep_where(keys.__contains__)
+
+    def keep_where(self, is_there: Callable[[Hashable], bool]) -> None:
+        """Forget objects of which this is not true."""
+        for key in [key for key in self._entries.keys() | self._logged.keys() if not is_there(key)]:
+            self.drop(key)
+
+    def _wait(self, key: Hashable) -> Again:
+        """Have an object tried again after a while; what was logged of it stays."""
+        self._entries[key] = _Entry(None, self._clock.monotonic() + self._retry_s)
+        return Again()
+
+    async def _set_aside(
+        self, key: Hashable, version: Hashable, err: Exception, name: str, report: Callable[[Reason], Awaitable[object]] | None
+    ) -> Result:
+        reason = self._failed(key, err, name)
+        if report is not None:
+            try:
+                await report(reason)
+            except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; one that cannot even be told is logged
+                self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
+                if is_peer_failure(unreported):
+                    return self._wait(key)  # not set aside yet: the next round fails alike and reports again
+        self._entries[key] = _Entry(version, reason=reason)
+        return Done(version)
+
+    def _failed(self, key: Hashable, err: Exception, name: str) -> Reason:
+        """Log and count a failure, once as long as it stays the same; gives what the object is told."""
+        cause = flatten(err)[0]
+        if isinstance(cause, ContractError):
+            reason = Reason(code="malformed", message=str(cause)[:_MAX_MESSAGE])
+        else:
+            text = f"{name}: the controller cannot work with this object ({type(cause).__name__}: {cause})"
+            reason = Reason(
+                code="malformed", message=f"{text[:_MAX_MESSAGE]}; it is set aside until it changes, the controller's log has more"
+            )
+        if self._logged.get(key) != reason.message:
+            self._logged[key] = reason.message
+            if self._failures is not None:
+                self._failures.labels(self._loop).inc()
+            if isinstance(cause, ContractError):
+                self._log.warning("object.set-aside", loop=self._loop, object=name, error=str(cause))
+            else:
+                self._log.error("object.set-aside", loop=self._loop, object=name, error=str(cause), exc_info=err)
+        return reason
+
+
+def flatten(err: BaseException) -> tuple[BaseException, ...]:
+    """List what went wrong: the error itself, or the errors that a task group collected, in order.
+
+    >>> flatten(ExceptionGroup("two", [ValueError("a"), ExceptionGroup("one", [KeyError("b")])]))
+    (ValueError('a'), KeyError('b'))
+    """
+    if isinstance(err, BaseExceptionGroup):
+        return tuple(leaf for part in err.exceptions for leaf in flatten(part))
+    return (err,)
+
+
+def is_peer_failure(err: BaseException) -> bool:
+    """Say whether a silent or failing peer is all that went wrong: the work is due again, and the object is not to blame."""
+    return all(isinstance(leaf, PeerUnavailable | HardwareError) for leaf in flatten(err))

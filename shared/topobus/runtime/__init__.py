@@ -1,1 +1,0 @@
-"""The async shell that every process shares: run, configuration, logging, the supervised bus, metrics, readiness."""

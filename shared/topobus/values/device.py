@@ -1,0 +1,200 @@
+"""Devices and inventories: what a device service offers, in the words that alignment, DRA and people share.
+
+A device's name is stable over reboots (it comes from where or what the device is, never from the order of discovery).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
+from topobus.values.device_sharing import DeviceSharing
+from topobus.values.health import HEALTHY, DeviceHealth
+from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.names import Generation
+from topobus.values.pci import PciAddress
+
+__all__ = ["AttributeValue", "Device", "DeviceRole", "Inventory", "KeptFunction", "Link", "LinkClass", "class_of_driver", "driver_name"]
+
+_DRIVER_DOMAIN = ".topobus.dev"
+
+AttributeValue = bool | int | str
+"""A DRA attribute: booleans, integers (64 bit), strings (at most 64 characters)."""
+
+
+class LinkClass(StrEnum):
+    """How two devices reach each other, widest first; the order of the members is the order of preference."""
+
+    FABRIC = "fabric"
+    """NVLink, XGMI or the like."""
+    SWITCH = "switch"
+    """Under the same PCIe switch."""
+    ROOT = "root"
+    """Under the same root complex."""
+    NUMA = "numa"
+    SOCKET = "socket"
+    SYSTEM = "system"
+    """Across sockets; an unknown pair counts as this, the worst."""
+
+
+class DeviceRole(StrEnum):
+    """What a piece of hardware is for, as it is set up now."""
+
+    COMPUTE = "compute"
+    """What its class is for, by a container: computing, a network, a function of an FPGA."""
+    PASSTHROUGH = "passthrough"
+    """A passthrough driver (vfio-pci) holds it, for a virtual machine or a program that drives it itself."""
+    PARTITION_PARENT = "partition-parent"
+    """It is cut into parts, which are offered instead: MIG, CPX, virtual functions."""
+    MANAGEMENT = "management"
+    """The node's own: who has it changes the card, or the node, for everybody."""
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """A direct link from one device to a peer of the same class and node, as the driver reports it."""
+
+    peer: str
+    kind: LinkClass = LinkClass.FABRIC
+    bandwidth_gbps: float = 0.0
+    count: int = 0
+    """How many links are bonded, each with its part of the bandwidth (NVLink); 0: the driver does not tell."""
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """One allocatable device.
+
+    `numa_nodes` is None when the machine does not tell (the kernel's -1): no opinion, never node 0. `attributes` are what DRA selectors see in the
+    driver's domain; the standard ones (`resource.kubernetes.io/pcieRoot`, `pciBusID`, `numaNode`) are derived from the fields here.
+    """
+
+    name: str
+    device_class: str
+    driver: str = ""
+    """The plugin that found it: `nvidia`, `pci-netdev`, `linux-cpu`."""
+    vendor: str = ""
+    model: str = ""
+    uuid: str = ""
+    numa_nodes: NodeSet | None = None
+    pci: PciAddress | None = None
+    pcie_root: str = ""
+    pcie_roots: tuple[str, ...] = ()
+    """Of what is no PCIe function itself, such as a CPU: the roots near it, sorted. One constraint on `pcieRoot` then ties it to devices under any of them."""
+    pcie_path: tuple[PciAddress, ...] = ()
+    """Bridges from the root complex down to the device."""
+    pcie_switch: PciAddress | None = None
+    """The upstream port of the innermost switch above the device."""
+    parent: str = ""
+    """Name of the device that this one is a part of (a VF's PF, a partition's card)."""
+    cpu: int | None = None
+    """The logical CPU, for devices of class `cpu`."""
+    core: int | None = None
+    socket: int | None = None
+    l3: int | None = None
+    links: tuple[Link, ...] = ()
+    attributes: dict[str, AttributeValue] = {}
+    capacity: dict[str, int] = {}
+    """Amounts in base units (bytes, count)."""
+    allows_multiple: bool = False
+    """Several claims may hold it at once, each a share of its capacity. Kubelet's device plugins know no shares: there it is offered by replicas (`sharing`), or not at all."""
+    sharing: DeviceSharing | None = None
+    """The operator has it shared so; None: it is given whole, or shared as its driver says."""
+    capacity_policies: dict[str, CapacityPolicy] = {}
+    """By capacity: which amounts a claim may have. Only of a device that several may hold."""
+    consumes: tuple[CounterUse, ...] = ()
+    """What it takes from the counter sets of its inventory while it is held: it and another that takes too much of the same are never held at once."""
+    partition_of: str = ""
+    """Name of the device that it is cut out of: the two are never held at once. Without `consumes` any number of its parts can be held together."""
+    near_cpus: CpuSet = CpuSet()
+    role: DeviceRole = DeviceRole.COMPUTE
+    """What it is for. It is prepared as that alone: when the hardware is set up for something else meanwhile, a claim is refused."""
+    pool: str = ""
+    """The pool that its device service puts it into, by the operator's selectors; empty: the class's own resource offers it."""
+    health: DeviceHealth = HEALTHY
+    maintenance: Maintenance | None = None
+    """The operator's word that nobody new gets it; None: there is none."""
+
+    @property
+    def is_allocatable(self) -> bool:
+        """Say whether somebody new may get it: it is well enough, and no operator keeps it back."""
+        return self.maintenance is None and self.health.is_allocatable
+
+    @property
+    def is_excluded(self) -> bool:
+        """Say whether it is for nobody new as if it were not there."""
+        return self.maintenance is not None and self.maintenance.verb is DeviceVerb.EXCLUDE
+
+    @property
+    def why_not(self) -> str:
+        """Say why nobody new gets it, in a few words; empty when somebody may.
+
+        >>> Device(name="gpu-0", device_class="gpu").why_not
+        ''
+        """
+        if self.maintenance is not None:
+            state = "excluded" if self.is_excluded else "under maintenance"
+            return f"{state} by {self.maintenance.who}: {self.maintenance.why}"
+        if self.health.is_allocatable:
+            return ""
+        worst = self.health.worst
+        return f"{self.health.state}" + (f": {worst.reason}" if worst is not None else "")
+
+
+class KeptFunction(Struct, frozen=True, kw_only=True):
+    """A PCI function of a class that is not offered, since it is for something else."""
+
+    pci: PciAddress
+    role: DeviceRole
+    why: str = ""
+    """For people: `kernel driver vfio-pci holds it for passthrough`."""
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """All devices of one class on one node, sick ones included, sorted by name.
+
+    A device that vanished stays listed as Unhealthy while it may be held (an allocated id must never leave kubelet's list).
+    """
+
+    node: str
+    device_class: str
+    generation: Generation
+    """Grows by one with every published change; a plan names the generation that it used."""
+    machine_generation: Generation = 0
+    devices: tuple[Device, ...] = ()
+    has_custom_hints: bool = False
+    drivers: tuple[str, ...] = ()
+    """Plugins that looked, also those that found nothing."""
+    warnings: tuple[str, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+    """What the devices' `consumes` refers to, sorted by name."""
+    kept: tuple[KeptFunction, ...] = ()
+    """Functions that no device stands for, by address: what they are for instead."""
+    resource: str = ""
+    """The resource name under which kubelet and pods know the class, when it is not ours: `nvidia.com/gpu` of somebody else's device plugin."""
+    reading_drivers: tuple[str, ...] = ()
+    """Those of `drivers` that can say of devices that preparing them changes nothing: `prepare` may be asked before the devices are anybody's (`is_ahead`)."""
+
+    def device(self, name: str) -> Device | None:
+        """Find a device by name."""
+        return next((device for device in self.devices if device.name == name), None)
+
+
+def driver_name(device_class: str) -> str:
+    """Name the DRA driver (and the attribute domain) of a class.
+
+    >>> driver_name("gpu")
+    'gpu.topobus.dev'
+    """
+    return f"{device_class}{_DRIVER_DOMAIN}"
+
+
+def class_of_driver(driver: str) -> str | None:
+    """Name the device class behind a driver of ours; None for a foreign one.
+
+    >>> class_of_driver("gpu.topobus.dev"), class_of_driver("gpu.example.com")
+    ('gpu', None)
+    """
+    device_class = driver.removesuffix(_DRIVER_DOMAIN)
+    return device_class if device_class and device_class != driver else None

@@ -1,0 +1,19 @@
+"""A hint: NUMA nodes from which a resource could be served, and whether that is as narrow as the resource allows.
+
+Semantics are kubelet's (pkg/kubelet/cm/topologymanager): `nodes` None means "no NUMA opinion".
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.values.idset import NodeSet
+
+__all__ = ["Hint"]
+
+
+class Hint(Struct, frozen=True):
+    """One way to serve a resource."""
+
+    nodes: NodeSet | None
+    preferred: bool

@@ -1,0 +1,173 @@
+"""The ledger: who holds what on one node. Written by `topology` alone, by compare-and-set on the bucket's revision.
+
+Here stand the values; the transitions (reserve, commit, adopt, release) stand beside them in `topobus.engine.ledger.transitions`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from topobus.values.device_sharing import HeldShare
+from topobus.values.health import DeviceHealth
+from topobus.values.idset import CpuSet
+from topobus.values.maintenance import DeviceOperation
+from topobus.values.names import Generation
+from topobus.values.outcome import MemoryBlock, Placement, Refusal
+from topobus.values.request import Owner, PodRequest
+from topobus.values.view import NodeView
+
+__all__ = [
+    "Adoption",
+    "Allocation",
+    "AllocationPhase",
+    "Holders",
+    "Holding",
+    "Ledger",
+    "OperationRecord",
+    "PendingDecision",
+    "changed_owners",
+]
+
+
+class AllocationPhase(StrEnum):
+    """Where an allocation stands. Both phases hold the devices."""
+
+    RESERVED = "reserved"
+    COMMITTED = "committed"
+
+
+class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one container (or a claim, under the empty name) of an owner holds."""
+
+    container: str = ""
+    devices: dict[str, tuple[str, ...]] = {}
+    """Class to device names, sorted. CPUs stand in `cpus`, not here."""
+    cpus: CpuSet = CpuSet()
+    memory_bytes: int = 0
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory by NUMA node, where the node aligns memory."""
+    shared: dict[str, tuple[str, ...]] = {}
+    """Those of `devices` that the owner has a share of, by class: others may hold a share of them, too; nobody the whole."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much the owner has of those of `shared` whose amounts are known: class to device to what it has."""
+    groups: dict[str, CpuSet] = {}
+    """Those of `cpus` that were chosen out of a group of CPUs, by the group's device name."""
+
+
+class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that one owner holds."""
+
+    owner: Owner
+    phase: AllocationPhase = AllocationPhase.COMMITTED
+    holdings: tuple[Holding, ...] = ()
+    decision_id: str = ""
+    is_prepared: bool = False
+    """True from the adoption of a claim until the gateway has undone it: containers may be using the devices, so only the gateway's word frees them."""
+    user: Owner | None = None
+    """The pod that uses it, where the owner does not say it: kubelet's Allocate names no pod, its PodResources does so afterwards. Holds nothing itself."""
+    pods: tuple[Owner, ...] = ()
+    """The pods that use a claim, sorted; one that kubelet alone has named has no uid. They hold nothing themselves."""
+
+    @property
+    def shown(self) -> Owner:
+        """Whom people are told: the pod where it is known, else the owner."""
+        return self.user or self.owner
+
+
+class Adoption(Struct, frozen=True, kw_only=True):
+    """What kubelet or a claim's status has decided, to be written into the ledger."""
+
+    owner: Owner
+    devices: dict[str, tuple[str, ...]]
+    """Class to device names (CPUs by their device names, too)."""
+    is_shared: bool = False
+    """True for admin access: nothing is held."""
+    is_prepared: bool = False
+    """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
+    shared: dict[str, tuple[str, ...]] = {}
+    """Those of `devices` of which the owner has a share (consumable capacity): others may have a share, too, nobody the whole."""
+    shares: dict[str, dict[str, HeldShare]] = {}
+    """How much the owner has of those of `shared`: class to device to its amounts, and the replicas that kubelet chose."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory by NUMA node that goes with it."""
+    container: str = ""
+    """The container that holds it, where that is known."""
+    user: Owner | None = None
+    """The pod that uses the devices, where the owner does not say it."""
+    pods: tuple[Owner, ...] = ()
+    """The pods that use a claim, 256 at most."""
+    group_cpus: dict[str, int] = {}
+    """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the ledger's writer chooses."""
+
+
+class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a decision event still needs; kept with the effect until the event is out, so that a crash in between loses nothing of it."""
+
+    owner: Owner
+    time: str
+    """RFC 3339, UTC: when it was decided."""
+    ledger_sequence: int
+    request: PodRequest | None = None
+    view: NodeView | None = None
+    user: Owner | None = None
+    """The pod that used what is let go, where the owner does not say it."""
+    operation: DeviceOperation | None = None
+    """What an operator wants of one device."""
+    health: DeviceHealth | None = None
+    """That device's health at the time."""
+
+
+class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stored answer of one operation, given again when the operation is asked again."""
+
+    verb: str
+    """`place`, `adopt`, `commit` or `release`, or what an operator does with a device."""
+    owner_key: str
+    decision_id: str = ""
+    outcome: Placement | Refusal | None = None
+    """The answer; None for an adoption that went well and for a release. Old records drop it: what was placed stands in the
+    allocation."""
+    devices: dict[str, tuple[str, ...]] = {}
+    """What a release let go: class to device names, CPUs by device name."""
+    displaced: tuple[Owner, ...] = ()
+    """Owners whose holding gave way to an adoption."""
+    pending: PendingDecision | None = None
+    number: int = 0
+    """The ledger's sequence that the operation made: its age among the others."""
+    is_announced: bool = False
+    """True once the decision event is known to be in its stream; a start emits what is missing, once."""
+
+
+class Holders(Struct, frozen=True, kw_only=True):
+    """Who holds what on one node: all of a ledger that its readers need.
+
+    `epoch` changes when the store was lost and the ledger rebuilt; `sequence` grows with every write.
+    """
+
+    node: str
+    epoch: Generation = 1
+    sequence: Generation = 0
+    allocations: dict[str, Allocation] = {}
+    """Owner key to allocation."""
+
+
+class Ledger(Holders, frozen=True, kw_only=True):
+    """One node's ledger, as its writer keeps it. The stored answers are the most of it, so whoever follows it reads it as `Holders`."""
+
+    operations: dict[str, OperationRecord] = {}
+    """Operation id to stored answer; the newest 256 (by `number`) are kept."""
+    disbelieved: tuple[int, ...] = ()
+    """Newest revisions of the bucket that somebody else wrote and that were put back, so that a later start does not begin with one of them."""
+
+
+def changed_owners(before: Holders, after: Holders) -> frozenset[str]:
+    """List the owners whose allocation is not the same object in both, those included that only one of the two has.
+
+    A transition and a decoder of a ledger keep the allocations that they do not change, so what rests on the others alone need not be looked at again.
+    Shapes: result — keys; an allocation that is equal and another object counts as changed, which costs time and nothing else.
+    Cost:   O(owners), without a look into an allocation.
+    """
+    old, new = before.allocations, after.allocations
+    return frozenset([*(key for key, allocation in new.items() if old.get(key) is not allocation), *(key for key in old if key not in new)])

@@ -1,0 +1,99 @@
+"""Answers that a caller expects: a Placement, or a Refusal with reasons a machine can act on and a person can understand."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet, NodeSet
+
+__all__ = ["ContainerPlacement", "HintList", "MemoryBlock", "Placement", "Reason", "Refusal"]
+
+# What a container's reasons say when its policy or its resources leave open where it is.
+_UNALIGNED = ("no-alignment", "no-affinity")
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """One reason: a stable kebab code, a sentence, and the facts behind it.
+
+    Codes in use stand in docs/reference/reasons.md; `facts` values are numbers, names or cpulists, never sentences.
+    """
+
+    code: str
+    message: str
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {}
+
+
+class Refusal(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="outcome"):
+    """No, because. `to_free` says whose devices would have to go for a yes; empty when nothing that is held stands in the way."""
+
+    reasons: tuple[Reason, ...]
+    to_free: tuple[Reason, ...] = ()
+
+
+class HintList(Struct, frozen=True, kw_only=True):
+    """The hints of one resource, for the record. None is "no opinion", an empty tuple is "cannot be satisfied"."""
+
+    resource: str
+    hints: tuple[Hint, ...] | None
+    omitted: int = 0
+    """At most how many more there were: a record keeps the narrowest ones of a long list."""
+
+
+class MemoryBlock(Struct, frozen=True, kw_only=True):
+    """What one container holds of one kind of memory: the affinity, and how many bytes of which node."""
+
+    kind: str
+    """`memory`, or `hugepages-2Mi` and the like."""
+    nodes: NodeSet
+    shares: tuple[tuple[int, int], ...] = ()
+    """(NUMA node, bytes), by node; a node of the affinity that gave nothing is left out, but belongs to the group."""
+
+    @property
+    def by_node(self) -> dict[int, int]:
+        """NUMA node to bytes."""
+        return dict(self.shares)
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return sum(size for _, size in self.shares)
+
+
+class ContainerPlacement(Struct, frozen=True, kw_only=True):
+    """What one container gets."""
+
+    name: str
+    alignment: Hint
+    """The merged hint; `nodes` None means that no resource had an opinion (or policy none)."""
+    cpus: CpuSet = CpuSet()
+    numa_nodes: NodeSet = NodeSet()
+    """NUMA nodes that the CPUs and devices chosen really touch."""
+    devices: dict[str, tuple[str, ...]] = {}
+    """Class to device names, sorted."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory by NUMA node, where the node aligns memory."""
+    hints: tuple[HintList, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    """Why this alignment and why these devices: which hint decided, what tied, how the tie broke."""
+
+    @property
+    def has_alignment(self) -> bool:
+        """Say whether its alignment is worth telling: nothing is merged for a claim, whose devices are chosen before the node is asked to hold them."""
+        return bool(self.name or self.hints or self.alignment.nodes is not None)
+
+    @property
+    def told_reasons(self) -> tuple[Reason, ...]:
+        """The reasons that people are told: of a claim not that nothing is aligned, beside the one that says how near its devices are.
+
+        >>> why = (Reason(code="no-alignment", message="policy none: nothing is aligned"), Reason(code="devices-chosen", message="gpu-0"))
+        >>> [reason.code for reason in ContainerPlacement(name="", alignment=Hint(None, True), reasons=why).told_reasons]
+        ['devices-chosen']
+        """
+        return self.reasons if self.has_alignment else tuple(reason for reason in self.reasons if reason.code not in _UNALIGNED)
+
+
+class Placement(Struct, frozen=True, kw_only=True, tag="placement", tag_field="outcome"):
+    """Yes: one entry a container, in the order of the request."""
+
+    containers: tuple[ContainerPlacement, ...]

@@ -1,0 +1,210 @@
+"""The work queue of a reconcile loop: when an object is due, and that an error in its work is told, counted, and never ends the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.controller.metrics import ControllerMetrics
+from topobus.process.work_queue import Again, Busy, Done, Result, WorkQueue
+from topobus.testing.clock import ManualClock
+from topobus.values.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
+from topobus.values.outcome import Reason
+
+RETRY_S = 2.0
+
+
+class Loop:
+    """A loop with its queue: says how often the work ran and what was reported."""
+
+    def __init__(self, *errors: BaseException | None) -> None:
+        self.registry = CollectorRegistry()
+        self.clock = ManualClock()
+        self.result: Result = None
+        self.queue = WorkQueue("pods", self.clock, RETRY_S, failures=ControllerMetrics(self.registry).set_aside)
+        self.errors = list(errors)
+        self.report_errors: list[Exception] = []
+        self.runs = 0
+        self.reports: list[Reason] = []
+
+    async def work(self) -> Result:
+        """Fail with the next error, or give the result."""
+        self.runs += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return self.result
+
+    async def report(self, reason: Reason) -> None:
+        """Keep the report, or fail as a write may."""
+        if self.report_errors:
+            raise self.report_errors.pop(0)
+        self.reports.append(reason)
+
+    async def round(self, version: int = 1, key: str = "a") -> float | None:
+        """Run the object once; gives after how many seconds one is due."""
+        await self.queue.run(key, version, self.work, name=f"Pod default/{key}", report=self.report)
+        return self.queue.wait_s()
+
+    @property
+    def failures(self) -> float:
+        """Count what the metric says."""
+        return self.registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": "pods"}) or 0.0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ContractError("cpus is 9007199254740993"),
+        TypeError("argument of type 'int' is not iterable"),
+        KeyError("name"),
+        RecursionError("too deep"),
+        InvariantError("held twice"),
+        ExceptionGroup("unhandled errors in a TaskGroup", [ContractError("garbage"), PeerUnavailable("silent")]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_queue_sets_an_object_aside_until_it_changes_when_its_work_fails(error: Exception) -> None:
+    """A failing object is reported and counted once, is left alone at the same version, and is worked on again at a newer one."""
+    loop = Loop(error)
+
+    answers = [await loop.round(), await loop.round(), await loop.round(version=2)]
+
+    assert answers == [None, None, None]
+    assert loop.runs == 2
+    assert [reason.code for reason in loop.reports] == ["malformed"]
+    assert loop.failures == 1
+    assert loop.queue.reason("a") is None
+
+
+async def test_queue_lets_the_neighbour_go_on_when_one_object_fails() -> None:
+    """The failure of one object says nothing of another."""
+    loop = Loop(TypeError("bad"))
+
+    await loop.round(key="a")
+    await loop.round(key="b")
+
+    assert loop.runs == 2
+    assert loop.queue.reason("a") is not None
+    assert loop.queue.reason("b") is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PeerUnavailable("silent"), HardwareError("broken"), ExceptionGroup("both", [PeerUnavailable("silent"), HardwareError("broken")])],
+    ids=lambda error: type(error).__name__,
+)
+async def test_queue_asks_for_another_try_when_only_a_peer_failed(error: Exception) -> None:
+    """A silent peer is not the object's fault: it is tried again, and nothing is reported or counted."""
+    loop = Loop(error)
+
+    answers = [await loop.round(), await loop.round()]
+
+    assert answers == [RETRY_S, None]
+    assert loop.runs == 2
+    assert (loop.reports, loop.failures) == ([], 0)
+
+
+async def test_queue_reports_again_when_the_report_met_a_silent_peer() -> None:
+    """An object is set aside only when it was told so, or cannot be told at all."""
+    loop = Loop(TypeError("bad"), TypeError("bad"))
+    loop.report_errors = [PeerUnavailable("the write was not confirmed")]
+
+    answers = [await loop.round(), await loop.round(), await loop.round()]
+
+    assert answers == [RETRY_S, None, None]
+    assert loop.runs == 2
+    assert len(loop.reports) == 1
+    assert loop.failures == 1
+
+
+async def test_queue_sets_aside_when_the_report_itself_fails() -> None:
+    """An object that cannot even be told what is wrong is still set aside."""
+    loop = Loop(TypeError("bad"))
+    loop.report_errors = [AttributeError("no status")]
+
+    answers = [await loop.round(), await loop.round()]
+
+    assert answers == [None, None]
+    assert loop.runs == 1
+
+
+async def test_queue_lets_a_cancellation_through() -> None:
+    """A stop is no failure of the object that was being worked on."""
+    loop = Loop(asyncio.CancelledError())
+
+    with pytest.raises(asyncio.CancelledError):
+        await loop.round()
+
+    assert loop.queue.reason("a") is None
+
+
+async def test_queue_forgets_objects_that_are_gone() -> None:
+    """What is kept of objects is bounded by those that there are; one that comes back is worked on anew."""
+    loop = Loop(TypeError("bad"))
+    await loop.round()
+
+    loop.queue.keep(["b"])
+    await loop.round()
+
+    assert loop.runs == 2
+
+
+def test_queue_takes_in_the_neighbours_when_one_value_cannot_be_taken_in() -> None:
+    """A change that nobody can take in is counted, and the copy of everything else goes on."""
+    loop = Loop()
+    taken: list[str] = []
+
+    def bad() -> None:
+        raise AttributeError("'int' object has no attribute 'get'")
+
+    loop.queue.run_now("a", 1, bad, name="a")
+    loop.queue.run_now("b", 1, lambda: taken.append("b"), name="b")
+
+    assert taken == ["b"]
+    assert loop.failures == 1
+
+
+@pytest.mark.parametrize(
+    ("result", "at_once", "changed", "later"),
+    [
+        pytest.param(None, True, True, True, id="nothing"),
+        pytest.param(Done(1), False, True, False, id="done"),
+        pytest.param(Again(5), True, True, True, id="again"),
+        pytest.param(Again(5, version=1), False, True, True, id="again-at-the-version"),
+    ],
+)
+async def test_queue_works_on_an_object_when_its_result_says_so(result: Result, *, at_once: bool, changed: bool, later: bool) -> None:
+    """After a result an object is ready at once, when its version is another, and when its time has come, or is not."""
+    loop = Loop()
+    loop.result = result
+    await loop.round()
+
+    ready = [loop.queue.is_ready("a", 1), loop.queue.is_ready("a", 2)]
+    loop.clock.advance(5)
+
+    assert [*ready, loop.queue.is_ready("a", 1)] == [at_once, changed, later]
+
+
+async def test_queue_keeps_what_it_holds_of_an_object_when_work_goes_on_beside_the_loop() -> None:
+    """A round that begins work ends no wait; the work's own result does."""
+    loop = Loop(PeerUnavailable("silent"))
+    await loop.round()
+    loop.result = Busy()
+
+    answers = [await loop.round(), loop.queue.put("a", None), loop.queue.wait_s()]
+
+    assert answers == [RETRY_S, None, None]
+
+
+async def test_queue_waits_again_when_its_loop_did_not_come_to_an_object_that_was_due() -> None:
+    """An object that nobody looks at any more makes no loop run without a pause."""
+    loop = Loop()
+    loop.result = Again(5)
+    waits = [await loop.round()]
+
+    loop.clock.advance(6)
+
+    assert [*waits, loop.queue.wait_s()] == [5, RETRY_S]
