@@ -97,12 +97,15 @@ class Kubelet:
         await asyncio.to_thread(sh, "/kubernetes/ctr -n k8s.io images import /tmp/image.tar")
 
     async def start_containerd(self) -> None:
-        """Start containerd."""
+        """Start containerd (again); it ends in order, for one that is killed may take containers that run for lost."""
+        if process := self._processes.pop("containerd", None):
+            process.terminate()
+            await asyncio.to_thread(process.wait)
         self._start("containerd", "-c", "/etc/containerd.toml")
         await until("containerd", lambda: _answers(socket.AF_UNIX, "/run/containerd/containerd.sock"))
 
-    async def start(self, **settings: Any) -> None:
-        """Start kubelet."""
+    async def start(self, *, is_new: bool = False, **settings: Any) -> None:
+        """Start kubelet (again), `is_new` without what its managers remember."""
         self._settings = settings
         configuration = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -118,6 +121,10 @@ class Kubelet:
             **settings,
         }
         Path("/etc/kubelet.json").write_text(json.dumps(configuration))
+        self.kill("kubelet")
+        if is_new:
+            for file in STATE.parent.glob("*_manager_state"):
+                file.unlink()
         words = f"--config /etc/kubelet.json --kubeconfig {JOB}/kubelet.conf --hostname-override {NAME} --node-ip {_ADDRESS} --housekeeping-interval=60s"
         self._start("kubelet", *words.split())
 
@@ -134,6 +141,11 @@ class Kubelet:
             return ready and answer["status"]["allocatable"]["cpu"] == str(online - reserved)
 
         await until("kubelet", is_ready)
+
+    async def restart(self) -> None:
+        """Kill kubelet, and start it as it was."""
+        await self.start(**self._settings)
+        await self.ready()
 
     def kill(self, name: str) -> None:
         """End a program as a crash does."""
@@ -252,14 +264,15 @@ async def until(what: str, holds: Callable[[], Any], said: Callable[[], Any] | N
         await asyncio.sleep(0.3)
 
 
-def pod(name: str, *, template: str = "", **containers: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a pod of containers with these resources; `template` is of the claim `cpus`."""
+def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` what nobody schedules it to."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default"},
         "spec": {
             **({"resourceClaims": [{"name": "cpus", "resourceClaimTemplateName": template}]} if template else {}),
+            **({"nodeName": node} if node else {}),
             "hostNetwork": True,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -272,9 +285,9 @@ def pod(name: str, *, template: str = "", **containers: Mapping[str, Any]) -> di
     }
 
 
-def guaranteed(cpus: int) -> dict[str, Any]:
-    """Resources for which kubelet's static policy gives CPUs."""
-    return {"limits": {"cpu": str(cpus), "memory": "20Mi"}}
+def guaranteed(cpus: int, memory_mib: int = 20) -> dict[str, Any]:
+    """Resources for which kubelet's static policies give CPUs and memory."""
+    return {"limits": {"cpu": str(cpus), "memory": f"{memory_mib}Mi"}}
 
 
 CLAIM = {"claims": [{"name": "cpus"}]}

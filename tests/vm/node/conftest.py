@@ -13,6 +13,13 @@ from vm.node import Node
 
 _RESOURCES = "resource.k8s.io/v1"
 _DRIVER = "cpu.topobus.dev"
+# What a claim asks for, by the name of its template; CPUs are of one NUMA node, and a group is one by itself.
+_TEMPLATES = {
+    "pair": {"count": 2},
+    "of-kubelet": {"count": 2, "selectors": [{"cel": {"expression": f'device.attributes["{_DRIVER}"].numaNode == 1'}}]},
+    "share-1": {"capacity": {"requests": {"cpus": "1"}}},
+    "share-2": {"capacity": {"requests": {"cpus": "2"}}},
+}
 
 
 @pytest_asyncio.fixture(scope="session")
@@ -21,7 +28,7 @@ async def kubelet(nats: None) -> AsyncIterator[Kubelet]:
     client = connect()
     made = Kubelet(client)
     await made.begin()
-    await made.start(topologyManagerPolicy="restricted", reservedSystemCPUs="0,4-7")
+    await made.start(is_new=True, topologyManagerPolicy="restricted", reservedSystemCPUs="0,4-7")
     yield made
     made.end()
     await client.close()
@@ -34,12 +41,13 @@ async def cluster(kubelet: Kubelet, node: Node) -> Kubelet:
     await node.start("gateway", **GATEWAY)
     selector = {"cel": {"expression": f'device.driver == "{_DRIVER}"'}}
     await kubelet.make(object_path(_RESOURCES, "deviceclasses"), {"metadata": {"name": _DRIVER}, "spec": {"selectors": [selector]}})
-    devices = {
-        "requests": [{"name": "cpu", "exactly": {"deviceClassName": _DRIVER, "count": 2}}],
-        "constraints": [{"requests": ["cpu"], "matchAttribute": f"{_DRIVER}/numaNode"}],
-    }
-    template = {"metadata": {"name": "pair"}, "spec": {"spec": {"devices": devices}}}
-    await kubelet.make(object_path(_RESOURCES, "resourceclaimtemplates", namespace="default"), template)
+    for name, asked in _TEMPLATES.items():
+        devices = {
+            "requests": [{"name": "cpu", "exactly": {"deviceClassName": _DRIVER, **asked}}],
+            "constraints": [{"requests": ["cpu"], "matchAttribute": f"{_DRIVER}/numaNode"}] if "count" in asked else [],
+        }
+        body = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
+        await kubelet.make(object_path(_RESOURCES, "resourceclaimtemplates", namespace="default"), body)
     return kubelet
 
 

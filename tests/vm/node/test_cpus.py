@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import pytest_asyncio
 
 from topobus.values.idset import CpuSet
-from vm.kubelet import CLAIM, STATE, Cpus, Kubelet, guaranteed, pod
+from vm.kubelet import CLAIM, GATEWAY, PODS, STATE, Cpus, Kubelet, cpus_of, guaranteed, pod, until
+from vm.node import NAME, Node
 
 pytestmark = pytest.mark.timeout(1800)
-_ALL, _KUBELETS = CpuSet.parse("0-7"), CpuSet.parse("2-3")
+_ALL, _OWNED, _KUBELETS = CpuSet.parse("0-7"), CpuSet.parse("4-7"), CpuSet.parse("2-3")
 # The CPUs of Topobus' two NUMA nodes, and how the kernel names the node.
 _NODES = {CpuSet.parse("4-5"): "2", CpuSet.parse("6-7"): "3"}
 
@@ -25,6 +28,30 @@ def _kubelets_word() -> dict[str, CpuSet]:
 
 def _shared(seen: dict[str, Cpus], name: str = "other/main") -> CpuSet:
     return seen[name].are
+
+
+@asynccontextmanager
+async def _unchanged(cluster: Kubelet, *names: str) -> AsyncIterator[None]:
+    """Look all the time whether a container's CPUs change; an AssertionError at the end when they have."""
+    containers = {name: container_id for name, container_id in (await cluster.containers()).items() if name in names}
+    before = {name: cpus_of(container_id) for name, container_id in containers.items()}
+    assert set(before) == set(names)
+    changes: list[tuple[str, Cpus | None]] = []
+
+    async def look() -> None:
+        while True:
+            seen = {name: cpus_of(container_id) for name, container_id in containers.items()}
+            changes.extend((name, cpus) for name, cpus in seen.items() if cpus != before[name])
+            await asyncio.sleep(0.1)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        with suppress(asyncio.CancelledError):
+            await looking
+    assert changes == []
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -49,3 +76,78 @@ async def test_claim_has_cpus_and_memory_of_a_numa_node_alone_when_pods_of_all_k
     assert [*_kubelets_word().values()] == [_KUBELETS]
     # kubelet takes its own CPUs from the others at its next look, every ten seconds.
     await running.become("the rest for all others", lambda seen: _shared(seen) == _ALL - worker.are - _KUBELETS)
+
+
+@pytest.mark.parametrize("program", ["containerd", "kubelet"])
+async def test_cpus_stay_and_are_given_once_when_a_program_ends_and_is_started_anew(running: Kubelet, program: str) -> None:
+    """Of containerd, which ends in order, or kubelet, which is killed: no look in between sees other CPUs in a container with its own, and a new pod gets what is free."""
+    taken = (await running.cpus())["worker/main"].are
+    async with _unchanged(running, "worker/main", "guaranteed/main"):
+        await {"containerd": running.start_containerd, "kubelet": running.restart}[program]()
+        await running.run(pod("late", template="pair", main=CLAIM))
+        seen = await running.become("the rest for others", lambda seen: _shared(seen) == _ALL - _OWNED - _KUBELETS)
+        await running.delete("late")
+        await running.become("what was given back for others", lambda seen: _shared(seen) == _ALL - taken - _KUBELETS)
+
+    assert seen["late/main"].are == _OWNED - taken
+    assert _NODES[seen["late/main"].are] == seen["late/main"].mems
+
+
+async def test_containers_of_a_pod_are_told_apart_when_only_some_have_a_claim(running: Kubelet) -> None:
+    """A container without the claim has the shared CPUs, beside another of the same pod that has its own."""
+    taken = (await running.cpus())["worker/main"].are
+    await running.run(pod("mixed", template="pair", main=CLAIM, beside={}))
+    seen = await running.become("the pool", lambda seen: _shared(seen, "mixed/beside") == _ALL - _OWNED - _KUBELETS)
+    await running.delete("mixed")
+
+    assert seen["mixed/main"].are == _OWNED - taken
+    assert seen["worker/main"].are == taken
+    await running.become("the pool as before", lambda seen: _shared(seen) == _ALL - taken - _KUBELETS)
+
+
+async def test_cpus_are_given_back_when_their_pods_are_gone(running: Kubelet) -> None:
+    """Those of kubelet and those of Topobus, to the container that was never started anew."""
+    (other,) = (container_id for name, container_id in (await running.containers()).items() if name == "other/main")
+    await running.delete("guaranteed", "worker")
+    await running.become("all CPUs for the one that is left", lambda seen: _shared(seen) == _ALL)
+
+    assert (await running.containers())["other/main"] == other
+
+
+async def test_pod_is_refused_with_the_reason_when_its_cpus_are_kubelets(node: Node, cluster: Kubelet) -> None:
+    """Both sides would give CPUs 2-3: the pod waits, and its event says who may have them and what to do."""
+    said: list[str] = []
+
+    async def is_refused() -> bool:
+        said[:] = [line for line in await cluster.events("refused") if "both sides' to give" in line]
+        return bool(said)
+
+    await node.start("gateway", **{**GATEWAY, "TOPOBUS_GATEWAY__CPUS__OWNED": "all"})
+    try:
+        await cluster.make(PODS, pod("refused", template="of-kubelet", main=CLAIM))
+        await until("a refusal", is_refused, said=lambda: cluster.events("refused"))
+        state = (await cluster.pod("refused"))["status"]["phase"]
+        await cluster.delete("refused")
+    finally:
+        await node.start("gateway", **GATEWAY)
+
+    assert state == "Pending"
+    assert "CPUs 2-3" in said[0]
+    assert "--reserved-cpus" in said[0]
+
+
+async def test_pod_is_refused_by_kubelet_when_its_cpus_are_of_several_numa_nodes(cluster: Kubelet) -> None:
+    """The Topology Manager's word, restricted: CPUs 1 and 3 are free, of two nodes, and who runs keeps what it has."""
+    await cluster.run(pod("first", node=NAME, main=guaranteed(1)))
+    await cluster.run(pod("second", node=NAME, main=guaranteed(1)))
+    await cluster.delete("first")
+    await cluster.make(PODS, pod("wide", node=NAME, main=guaranteed(2)))
+
+    async def has_failed() -> bool:
+        return (await cluster.pod("wide"))["status"]["phase"] == "Failed"
+
+    await until("a refusal", has_failed)
+    refused, seen = (await cluster.pod("wide"))["status"], await cluster.cpus()
+
+    assert refused["reason"] == "TopologyAffinityError"
+    assert seen["second/main"].are == CpuSet(2)
