@@ -285,9 +285,9 @@ def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[
     }
 
 
-def guaranteed(cpus: int, memory_mib: int = 20) -> dict[str, Any]:
-    """Resources for which kubelet's static policies give CPUs and memory."""
-    return {"limits": {"cpu": str(cpus), "memory": f"{memory_mib}Mi"}}
+def guaranteed(cpus: int) -> dict[str, Any]:
+    """Resources for which kubelet's static policy gives CPUs."""
+    return {"limits": {"cpu": str(cpus), "memory": "20Mi"}}
 
 
 CLAIM = {"claims": [{"name": "cpus"}]}
