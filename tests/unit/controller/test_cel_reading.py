@@ -1,4 +1,4 @@
-"""What an expression reads of a device, through names of `engine.cel.bind`, too: devices that agree on it share one verdict."""
+"""What an expression reads of a device, through names of `cel.bind`, too: devices that agree on it share one verdict."""
 
 from __future__ import annotations
 

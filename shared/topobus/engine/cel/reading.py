@@ -1,6 +1,6 @@
 """Finds the parts of a device that an expression reads: two devices that are equal there get the same verdict, so it is evaluated once for both.
 
-Flows in: a checked tree. Flows out: the places that are read, or None where they cannot be determined. A name that `engine.cel.bind` gives to a part of the
+Flows in: a checked tree. Flows out: the places that are read, or None where they cannot be determined. A name that `cel.bind` gives to a part of the
 device stands for that part.
 """
 
@@ -31,7 +31,7 @@ def read(node: Node) -> frozenset[Reads] | None:
 
 
 _Names = dict[str, Node | None]
-"""What names of `engine.cel.bind` stand for, as far as that is a part of the device; None where a macro's variable hides one."""
+"""What names of `cel.bind` stand for, as far as that is a part of the device; None where a macro's variable hides one."""
 
 
 def _collect(node: Node, reads: set[Reads], names: _Names) -> bool:
