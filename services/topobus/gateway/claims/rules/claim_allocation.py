@@ -81,12 +81,12 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices, grant once, sorted."""
+        """The devices, each once, sorted."""
         return tuple(sorted({device.device for device in self.devices}))
 
     @property
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """The devices of grant request, sorted; requests in the order of the allocation."""
+        """The devices of each request, sorted; requests in the order of the allocation."""
         by_class: dict[str, set[str]] = {}
         for allocated in self.devices:
             by_class.setdefault(allocated.request, set()).add(allocated.device)
