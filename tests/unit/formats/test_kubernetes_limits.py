@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from unit.contracts.kubernetes_objects import (
+
+from topobus.formats.kubernetes import resource as r
+from topobus.formats.kubernetes.limits import (
+    check_object,
+    check_taint_rule,
+)
+from topobus.formats.kubernetes.shape import Problem, read_as
+from topobus.formats.messages.messages import ApiObject
+from unit.formats.kubernetes_objects import (
     UUID,
     a_class,
     a_slice,
@@ -27,14 +35,6 @@ from unit.contracts.kubernetes_objects import (
     tolerations,
     users,
 )
-
-from topobus.formats.kubernetes import resource as r
-from topobus.formats.kubernetes.limits import (
-    check_object,
-    check_taint_rule,
-)
-from topobus.formats.kubernetes.shape import Problem, read_as
-from topobus.formats.messages.messages import ApiObject
 
 
 def condition(kind: str) -> dict[str, str]:
