@@ -46,10 +46,15 @@ _DEMO = "topobus.cli.demo"
 def _load() -> None:
     """Import what the programs import, but not their main modules: `-m` runs those anew and warns when they are there already."""
     for service in SERVICES:
-        importlib.import_module(f"topobus.{service}.config")
-        for home in ("standalone", "cluster") if service == "controller" else ("",):
-            importlib.import_module(".".join(filter(None, ("topobus", service, home, "service"))))
-    for name in ("topobus.process.service", "topobus.cli.application", "topobus.simulation.machines"):
+        for part in ("config",) if service == "controller" else ("config", "service"):
+            importlib.import_module(f"topobus.{service}.{part}")
+    for name in (
+        "topobus.controller.standalone.service",
+        "topobus.controller.cluster.service",
+        "topobus.process.service",
+        "topobus.cli.application",
+        "topobus.simulation.machines",
+    ):
         importlib.import_module(name)
     for package in ("topobus.cli.commands", "topobus.local_system", _DEMO, "topobus.controller.dry_run"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):

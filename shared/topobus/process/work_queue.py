@@ -155,12 +155,8 @@ class WorkQueue:
         self._logged.pop(key, None)
 
     def keep(self, keys: Collection[Hashable]) -> None:
-        """Forget objects that are not among these. Call it once each round."""
-        self.keep_where(keys.__contains__)
-
-    def keep_where(self, is_there: Callable[[Hashable], bool]) -> None:
-        """Forget objects of which this is not true."""
-        for key in [key for key in self._entries.keys() | self._logged.keys() if not is_there(key)]:
+        """Forget objects that are not among these. Call it once each round, with what the loop looks at: one that it passes over would stay due for ever."""
+        for key in (self._entries.keys() | self._logged.keys()) - set(keys):
             self.drop(key)
 
     def _wait(self, key: Hashable) -> Again:

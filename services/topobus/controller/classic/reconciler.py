@@ -80,12 +80,15 @@ class ClassicClaimReconciler:
 
     async def reconcile_all(self) -> None:
         """Bring everything of this driver as far as it goes now."""
+        looked_at: set[ObjectKey] = set()
         for key, stored in self._state.classic_claims():
             if _may_have_work(stored.value):
+                looked_at.add(key)
                 await self._bounded(key, stored, self._claim)
         for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
+            looked_at.add(key)
             await self._bounded(key, stored, self._context)
-        self.queue.keep(self._state.objects.keys())
+        self.queue.keep(looked_at)
         self._worked_on = {key: worked_on for key, worked_on in self._worked_on.items() if key in self._state.objects}
 
     async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> None:

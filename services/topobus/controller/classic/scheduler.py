@@ -20,7 +20,6 @@ from topobus.controller.classic.rules.negotiation import (
     TakeBack,
     Wait,
 )
-from topobus.controller.commit.claim_users import is_stored
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -65,21 +64,25 @@ class ClassicScheduler:
 
     async def reconcile_all(self) -> None:
         """Bring every pod with classic claims one step further."""
+        looked_at: set[Hashable] = set()
         for key, stored in self._state.classic_claims():
             drop = partial(self._drop_gone_users, key, stored)
+            looked_at.add(("users", key))
             await self._queue.run(("users", key), (stored.revision, self._state.supply), drop, name=stored.shown)
         for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
+            looked_at.add(key)
             await self._queue.run(key, stored.revision, partial(self._drop_context, key, stored), name=stored.shown)
         waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         for key in self._pods():
             stored = self._state.objects[key]
             work = partial(self._reconcile, key, stored, waiting)
             version = (self._seen(key, stored), self._state.shared_epoch)
+            looked_at.add(key)
             await self._queue.run(key, version, work, name=stored.shown)
             set_aside = self._queue.reason(key)
             if set_aside is not None:
                 waiting[key] = (set_aside,)
-        self._queue.keep_where(partial(is_stored, self._state.objects))
+        self._queue.keep(looked_at)
         self._waiting = waiting
         self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
         self._uses = {key: use for key, use in self._uses.items() if key in self._state.objects}

@@ -5,15 +5,13 @@ Flows in: the controller's state. Flows out: the users of a claim, and those of 
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable
-
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.claims.reservations import Consumer
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.process.work_queue import WorkQueue
 from topobus.values.errors import ContractError
 
-__all__ = ["ClaimUsers", "consuming_pods", "is_stored"]
+__all__ = ["ClaimUsers", "consuming_pods"]
 
 
 class ClaimUsers:
@@ -69,11 +67,6 @@ def is_waiting(pod: Stored) -> bool:
     """Say whether a pod is to be scheduled: it has no node yet and is not being deleted."""
     metadata = pod.metadata
     return bool(metadata.uid) and not metadata.deletion_timestamp and not pod.pod.is_bound
-
-
-def is_stored(objects: Container[Hashable], key: Hashable) -> bool:
-    """Say whether an object of which a loop's boundary keeps notes is stored: a pod, or a claim (behind the word "users") whose users are looked at."""
-    return (key[1] if isinstance(key, tuple) and key[0] == "users" else key) in objects
 
 
 def consuming_pods(claim: Stored) -> tuple[Consumer, ...]:

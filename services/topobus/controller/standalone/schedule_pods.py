@@ -13,7 +13,7 @@ from functools import partial
 
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.commit.allocator import Allocator
-from topobus.controller.commit.claim_users import ClaimUsers, is_stored
+from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NodeLedgers
@@ -109,7 +109,9 @@ class PodScheduler:
             self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
+        looked_at: set[Hashable] = set()
         for key, stored in self._state.claims_with_gone_users():
+            looked_at.add(("users", key))
             drop = partial(self._cleanup.drop_gone_users, key, stored)
             await self._queue.run(("users", key), stored.revision, drop, name=stored.shown)
         for key, _ in self._consumers.pods:
@@ -117,8 +119,9 @@ class PodScheduler:
             if pod is not None:
                 work = partial(self._reconcile, key, pod)
                 report = partial(self._report, key, pod)
+                looked_at.add(key)
                 await self._queue.run(key, self._version(key, pod), work, name=pod.shown, report=report)
-        self._queue.keep_where(partial(is_stored, self._state.objects))
+        self._queue.keep(looked_at)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._passing = {key: since for key, since in self._passing.items() if key in self._state.objects}
 

@@ -199,10 +199,10 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
     if not all(map(is_dns_label, result.request.split("/", 1))):
         raise ContractError(f"{place}.request is {result.request!r}, wanted a DNS label")
     request, _, alternative = result.request.partition("/")
-    is_cpu_group = class_of_driver(result.driver) == CPU_CLASS
+    device_class = class_of_driver(result.driver) or ""
     is_shared, is_share = result.admin_access is True, bool(result.share_id)
     return _Grant(
-        device_class=class_of_driver(result.driver) or "",
+        device_class=device_class,
         device=AllocatedDevice(
             request=request,
             pool=result.pool,
@@ -210,9 +210,9 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
             is_shared=is_shared,
             alternative=alternative,
             share_id=result.share_id or "",
-            amounts=_amounts(result, place) if is_share and not is_cpu_group else {},
+            amounts=_amounts(result, place) if is_share and device_class != CPU_CLASS else {},
         ),
-        cpus=_cpu_count(result, place) if is_share and is_cpu_group and not is_shared else 0,
+        cpus=_cpu_count(result, place) if is_share and device_class == CPU_CLASS and not is_shared else 0,
         tolerates_sickness=any(
             # For longer than a moment.
             tolerates(toleration, SICK_TAINT) and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
