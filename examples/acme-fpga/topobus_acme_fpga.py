@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
 from topobus.devicekit.pci import (
     PciHealth,
@@ -36,7 +36,7 @@ _CLASS = 0x1200
 _HOT_C = 95
 
 
-class AcmeDriver:
+class AcmeDriver(DeviceDriver):
     """Finds, watches and hands out Acme cards."""
 
     name = "acme"
@@ -45,7 +45,7 @@ class AcmeDriver:
     def __init__(self) -> None:
         self._pci_health = PciHealth(is_speed_steady=True)
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Pick our functions out of the machine; the kit fills in NUMA node, root, switch and name."""
         devices = []
         for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=(_CLASS,)):
@@ -66,7 +66,7 @@ class AcmeDriver:
                     capacity={"logicElements": 1_100_000},
                 )
             )
-        return devices
+        return Discovery(devices=devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at what every PCI card tells, and at our own two files."""
@@ -82,9 +82,6 @@ class AcmeDriver:
             nodes = () if minor is None else (device_node(f"acme{minor}"),)
             edits[device.name] = ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=nodes)
         return edits
-
-    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the card."""
 
     def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
         folder = pci_folder(address)

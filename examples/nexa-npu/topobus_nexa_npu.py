@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, DeviceRecord, Discovery, PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
 from topobus.sysfs.nodes import device_node
@@ -34,7 +33,7 @@ _HALVES = (0, 1)
 _HALF_CORES, _HALF_BYTES = 32, 16 << 30
 
 
-class NexaDriver:
+class NexaDriver(DeviceDriver):
     """Finds, watches, hands over and wipes Nexa cards and their halves."""
 
     name = "nexa"
@@ -43,16 +42,13 @@ class NexaDriver:
     def __init__(self) -> None:
         self._pci_health = PciHealth()
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List each card and its two halves; their counters keep a half and the whole from two owners."""
         functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=(_CLASS,))
-        return [
-            device for function in functions for device in (_device(function, _HALVES), *(_device(function, (half,)) for half in _HALVES))
-        ]
-
-    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
-        """Give what there is of each card."""
-        return [CounterSet(name=device.name, counters={"cores": _HALF_CORES * 2}) for device in devices if not device.partition_of]
+        cards = [_device(function, _HALVES) for function in functions]
+        halves = [_device(function, (half,)) for function in functions for half in _HALVES]
+        counter_sets = [CounterSet(name=card.name, counters={"cores": _HALF_CORES * 2}) for card in cards]
+        return Discovery(devices=[*cards, *halves], counter_sets=counter_sets)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at what every PCI card tells, and at the card's own word; both halves share it."""
@@ -68,9 +64,6 @@ class NexaDriver:
             nodes = () if minor is None else tuple(device_node(f"nexa{minor}-{half}") for half in _halves(device))
             edits[device.name] = ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=nodes)
         return edits
-
-    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: what attach changed is undone by detach, what a user left by clean."""
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
         """Every half must know its pod before a container starts."""

@@ -10,6 +10,7 @@ from support.net_trees import add_interface, remove_interface
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import DeviceDriver
 from topobus.fpga.config import FunctionSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.nic.config import InterfaceRule, InterfaceSettings
@@ -102,7 +103,7 @@ class TestIntelDflDriverThatPrograms(HandsContract):
     def make_driver(self) -> DeviceDriver:
         """Make the driver, as a service does at each start."""
         driver = IntelDflDriver(FileDflProgrammer(self._root))
-        driver.configure(FunctionSettings(store=str(self._root.parent / "store")), can_program=True)
+        driver.configure(FpgaServices(functions=FunctionSettings(store=str(self._root.parent / "store")), can_program=True))
         return driver
 
     def record(self, into: Path) -> RecordedMachine:
@@ -132,7 +133,7 @@ class TestXilinxDriverThatPrograms(HandsContract):
     def make_driver(self) -> DeviceDriver:
         """Make the driver, as a service does at each start."""
         driver = XilinxDriver(FileXrtProgrammer(self._root))
-        driver.configure(FunctionSettings(store=str(self._root.parent / "store")), can_program=True)
+        driver.configure(FpgaServices(functions=FunctionSettings(store=str(self._root.parent / "store")), can_program=True))
         return driver
 
     def record(self, into: Path) -> RecordedMachine:

@@ -44,7 +44,7 @@ def test_shipped_drivers_stay_within_the_rights_of_their_class(profile: str, tmp
     prepared = 0
     for make in DRIVERS:
         driver = make()
-        devices = driver.discover(tree, machine)
+        devices = driver.discover(tree, machine).devices
         edits = driver.prepare(tree, devices, PrepareContext(owner=OWNER)) if devices else {}
         assert not isinstance(edits, Refusal)
         answer = Prepared(edits={name: edit for name, edit in edits.items() if name}, common=edits.get("", ContainerEdits()))

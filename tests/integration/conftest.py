@@ -127,7 +127,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
     machine = read_machine(tree, "demo-node")
     inventories = []
     for device_class, driver in (("gpu", NvidiaDriver()), ("nic", PciNetdevDriver())):
-        devices = sorted(driver.discover(tree, machine), key=lambda device: device.name)
+        devices = sorted(driver.discover(tree, machine).devices, key=lambda device: device.name)
         inventories.append(Inventory(node=machine.node, device_class=device_class, generation=1, devices=tuple(devices)))
     shutil.rmtree(root)
     return machine, inventories

@@ -125,7 +125,7 @@ def make_node(tmp_path: Path) -> MakeNode:
         hook.chmod(0o755)
         files = DriverFilesSettings(root=str(tmp_path / "driver"), loader=loader, hook=str(hook))
         tree = Tree(HardwareSettings(root=str(recorded.root), runtime_dev=str(recorded.root / "dev"), driver_files=files))
-        devices = tuple(NvidiaDriver().discover(tree, read_machine(tree, "n1")))
+        devices = tuple(NvidiaDriver().discover(tree, read_machine(tree, "n1")).devices)
         return Node(folder=tmp_path, tree=tree, devices=devices, hook=hook)
 
     return make
@@ -339,7 +339,7 @@ def test_shipped_overlay_brings_the_libraries_of_the_hosts_driver(make_node: Mak
     # Only of a kernel's own sysfs are files brought without being asked for (tests/unit/build/test_driver_files_overlay.py).
     files = structs.replace(pod.hardware.driver_files, bring="always")
     tree = Tree(structs.replace(pod.hardware, driver_files=files))
-    devices = tuple(NvidiaDriver().discover(tree, read_machine(tree, "n1")))
+    devices = tuple(NvidiaDriver().discover(tree, read_machine(tree, "n1")).devices)
     node = ShippedNode(folder=tmp_path, tree=tree, devices=devices, hook=tmp_path / "none", rights=pod.rights)
 
     seen = [_run(_distroless(tmp_path / request), node, request, "/bin/cuda-probe") for request in "ab"]

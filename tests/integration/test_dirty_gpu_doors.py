@@ -26,6 +26,7 @@ from topobus.devicekit.settings import CleaningSettings
 from topobus.formats.kubernetes import object_parts
 from topobus.formats.messages import catalogue
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
@@ -98,7 +99,7 @@ async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_e
     addresses = machine.pci("h100")
     names = [f"gpu-{address.replace(':', '-').replace('.', '-')}" for address in addresses]
     driver = NvidiaDriver()
-    driver.configure(LeftoverSettings(wait_s=0.05))
+    driver.configure(GpuServices(leftovers=LeftoverSettings(wait_s=0.05)))
     gpus = [FakeGpu(address=address, minor=minor, uuid=f"GPU-{minor}") for minor, address in enumerate(addresses)]
     with fake_nvml(tmp_path / "lib", *gpus) as library:
         async with (

@@ -13,6 +13,7 @@ import pytest_asyncio
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE
 from topobus.cpu.config import CpuGroupSettings
+from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import PrepareContext
 from topobus.formats.messages.catalogue import ADOPT
@@ -44,8 +45,8 @@ def machine() -> Machine:
 def groups(by: str = "numa") -> tuple[Device, ...]:
     """The groups as the cpu service shows them."""
     driver = LinuxCpuDriver()
-    driver.configure(msgspec.convert({"groups": by}, CpuGroupSettings))
-    return tuple(driver.discover(Tree(HardwareSettings(root="/nowhere")), machine()))
+    driver.configure(CpuServices(cpus=msgspec.convert({"groups": by}, CpuGroupSettings)))
+    return tuple(driver.discover(Tree(HardwareSettings(root="/nowhere")), machine()).devices)
 
 
 def claim(name: str, parameters: dict[str, Any] | None = None, **cpus: int) -> ApiObject:

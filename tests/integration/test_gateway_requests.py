@@ -84,7 +84,7 @@ async def gpus(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Gpus]:
         recorded = build(PROFILE, tmp_path / "machine")
         tree = Tree(HardwareSettings(root=str(recorded.root)))
         made = Gpus(rig, recorded, ())
-        await made.show(*NvidiaDriver().discover(tree, read_machine(tree, NODE)))
+        await made.show(*NvidiaDriver().discover(tree, read_machine(tree, NODE)).devices)
         yield made
 
 

@@ -22,7 +22,7 @@ def test_driver_offers_a_real_veth_and_sees_its_other_end_go_down_and_up() -> No
         ip("link", "set", name, "up")
         ip("-n", far, "link", "set", "peer", "up")
         driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name=name),)))
-        devices = driver.discover(tree, machine)
+        devices = driver.discover(tree, machine).devices
 
         healthy = driver.observe(tree, devices)
         ip("-n", far, "link", "set", "peer", "down")

@@ -30,6 +30,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.devicekit.settings import PassthroughSettings
 from topobus.fpga.config import FunctionSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
@@ -102,7 +103,7 @@ class _Card(_Faults):
         add(self._store, gbs(BLANK), "blank", is_blank=True)
         self.tree = Tree(HardwareSettings(root=str(self.root)))
         self.is_stained = self._was_reset = False
-        self.device = self.begin(Fate(1)).discover(self.tree, read_machine(self.tree, "n1"))[0]
+        self.device = self.begin(Fate(1)).discover(self.tree, read_machine(self.tree, "n1")).devices[0]
 
     def stain(self) -> None:
         """Let somebody use it."""
@@ -117,7 +118,7 @@ class _Card(_Faults):
     def begin(self, fate: Fate) -> DeviceDriver:
         """Start the driver anew."""
         driver = IntelDflDriver(_Port(self, fate))
-        driver.configure(FunctionSettings(store=str(self._store)), can_program=True)
+        driver.configure(FpgaServices(functions=FunctionSettings(store=str(self._store)), can_program=True))
         return driver
 
     def settle(self) -> None:

@@ -72,7 +72,7 @@ class _History:
             self._now_s += seconds
 
         driver.leftovers = Leftovers(LeftoverSettings(wait_s=0.2), timer=Timer(now=lambda: self._now_s, sleep=pass_time))
-        device = driver.discover(self.tree, read_machine(self.tree, "n1"))[0]
+        device = driver.discover(self.tree, read_machine(self.tree, "n1")).devices[0]
         self.device = device.name
         self.bench.driver, self.bench.tree, self.bench.devices = driver, self.tree, {device.name: device}
         await self._life.enter_async_context(self.bench.life())

@@ -15,8 +15,10 @@ from support.fpga_cards import FileDflProgrammer, FileXrtProgrammer, add, dfl_ma
 from support.laws import examples
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.settings import PartitionSettings
 from topobus.formats.messages.messages import Prepared
 from topobus.fpga.config import FunctionSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, refuse_forbidden, rights_of
@@ -79,11 +81,11 @@ def test_no_container_gets_a_management_node(root: Path, history: list[Asked]) -
     tree = Tree(HardwareSettings(root=str(root)))
     for driver in (IntelDflDriver(FileDflProgrammer(root)), XilinxDriver(FileXrtProgrammer(root))):
         for number, asked in enumerate(history):
-            if isinstance(driver, IntelDflDriver):
-                driver.offers_parents = asked.offers_parents
             store = str(root.parent / "store") if asked.has_store else ""
-            driver.configure(FunctionSettings(store=store), can_program=asked.can_program)
-            devices = driver.discover(tree, read_machine(tree, "n"))
+            partitions = PartitionSettings(parents="counted" if asked.offers_parents else "hidden")
+            functions = FunctionSettings(store=store)
+            driver.configure(FpgaServices(partitions=partitions, functions=functions, can_program=asked.can_program))
+            devices = driver.discover(tree, read_machine(tree, "n")).devices
             owner = Owner(kind=OwnerKind.CLAIM, namespace=asked.namespace, name="c", uid=f"u{number}")
             config: tuple[dict[str, Any], ...] = (
                 ({"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": asked.function},) if asked.function else ()

@@ -20,7 +20,8 @@ from support.laws import examples
 from support.mig_node import OWNER, MigNode, mig_node
 from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.driver import HostServices, LongWork, PrepareContext
+from topobus.devicekit.settings import PartitionSettings
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Usage
 from topobus.engine.cel.selector import CelCompiler
@@ -50,9 +51,9 @@ class _Claims:
 
     def __init__(self, node: MigNode) -> None:
         self.node = node
-        node.driver.cuts_on_demand = True
+        node.driver.configure(HostServices(partitions=PartitionSettings(on_demand=True)))
         devices = tuple(device for device in node.discover().values() if device.parent)
-        good, sets, faults = partitioned(devices, node.driver.counter_sets(devices))
+        good, sets, faults = partitioned(devices, node.discovery.counter_sets)
         assert faults == {}
         inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=good, counter_sets=sets)
         self.slices = slices_from_inventory(inventory)

@@ -35,7 +35,7 @@ class _Node:
     def __init__(self, bench: AmdBench) -> None:
         self.bench = bench
         self.names = sorted(bench.devices)
-        sets = bench.driver.counter_sets(tuple(bench.devices.values()))
+        sets = bench.discovery.counter_sets
         self.partitions = Partitions(bench.devices.values(), sets)
         self.held: dict[str, tuple[str, ...]] = {}
         self.ready: set[str] = set()

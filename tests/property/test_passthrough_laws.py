@@ -122,7 +122,7 @@ class _History:
     async def _check(self) -> None:
         """What a service offers now, and gives to a stranger, is what the function is."""
         held = self.bench.held_by()
-        offered = {device.name: device for device in self.bench.driver.discover(Tree(self.bench.tree.settings), self.bench.machine)}
+        offered = {device.name: device for device in self.bench.driver.discover(Tree(self.bench.tree.settings), self.bench.machine).devices}
         for address, driver in held.items():
             device = offered.get(self.bench.name(address))
             if driver == VFIO:

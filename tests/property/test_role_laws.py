@@ -19,7 +19,8 @@ from msgspec import Struct
 from support.kfd_machines import KfdMachine
 from support.laws import examples
 from support.sysfs_trees import write
-from topobus.devicekit.driver import DeviceDriver, LongWork, ParentingDriver, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, HostServices, LongWork, PrepareContext
+from topobus.devicekit.settings import PartitionSettings
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.gpu.plugins.amd import AmdDriver
@@ -27,7 +28,7 @@ from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.values.device import Device, DeviceRole, KeptFunction
+from topobus.values.device import Device, DeviceRole
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine, NumaNode, PciDevice
 from topobus.values.outcome import Refusal
@@ -162,7 +163,7 @@ def offered(card: Card, setup: Setup, role: DeviceRole) -> tuple[DeviceRole, ...
         return (role,) if is_nic and setup.kernel_driver in VFIO else ()
     if role is DeviceRole.PARTITION_PARENT:
         is_given = is_nic or isinstance(card.driver, IntelDriver) or (isinstance(card, AmdCard) and not setup.virtual_functions)
-        return (role,) if is_given and getattr(card.driver, "offers_parents", False) else ()
+        return (role,) if is_given and card.driver.host.offers_parents else ()
     return (role,)
 
 
@@ -185,15 +186,14 @@ def role_of(card: Card, setup: Setup) -> DeviceRole:
 @given(history=st.lists(setups, min_size=1, max_size=8), offers_parents=st.booleans())
 def test_no_mode_is_offered_or_prepared_as_another(card: Card, history: list[Setup], *, offers_parents: bool) -> None:
     """A card is offered as what it is, or not at all with what it is for; a device of an earlier look is given as what it was then, or refused."""
-    if isinstance(card.driver, ParentingDriver):
-        card.driver.offers_parents = offers_parents
+    card.driver.configure(HostServices(partitions=PartitionSettings(parents="counted" if offers_parents else "hidden")))
     ever: dict[tuple[str, DeviceRole], Device] = {}
     for setup in history:
         card.set_up(setup)
         role = role_of(card, setup)
 
-        devices = {device.name: device for device in card.driver.discover(card.tree, card.machine)}
-        kept: tuple[KeptFunction, ...] = tuple(getattr(card.driver, "kept", ()))
+        discovery = card.driver.discover(card.tree, card.machine)
+        devices = {device.name: device for device in discovery.devices}
         ever |= {(device.name, device.role): device for device in devices.values()}
 
         whole = [device.role for device in devices.values() if not device.partition_of]
@@ -202,7 +202,7 @@ def test_no_mode_is_offered_or_prepared_as_another(card: Card, history: list[Set
         has_parts = isinstance(card, AmdCard) and setup.is_cut and not setup.virtual_functions and role is DeviceRole.PARTITION_PARENT
         assert whole == list(wanted)
         assert parts == ([DeviceRole.COMPUTE] * 4 if has_parts else [])
-        assert [(function.pci, function.role) for function in kept] == ([] if wanted else [(ADDRESS, role)])
+        assert [(function.pci, function.role) for function in discovery.kept] == ([] if wanted else [(ADDRESS, role)])
         for (name, offered_for), device in ever.items():
             edits = card.driver.prepare(card.tree, [device], CONTEXT)
             assert not isinstance(edits, LongWork)

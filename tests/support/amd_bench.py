@@ -12,11 +12,13 @@ from typing import Self
 from support.amd_kernel import AmdKernel
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.settings import PartitionSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.gpu.amd.amd_cards import read_amd_cards
 from topobus.gpu.amd.amd_modes import settle_mode
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.leftovers import Timer
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.simulation.kernel_writes import KernelWrites
@@ -72,7 +74,8 @@ class AmdBench:
 
     def discover(self) -> dict[str, Device]:
         """Look, as a device service does."""
-        return {device.name: device for device in self.driver.discover(Tree(self.tree.settings), self.kernel.machine.machine)}
+        self.discovery = self.driver.discover(Tree(self.tree.settings), self.kernel.machine.machine)
+        return {device.name: device for device in self.discovery.devices}
 
     def prepare(self, owner: str, *names: str, journal: Journal | None = None) -> Edits | Refusal | JournaledWork:
         """Ask for devices."""
@@ -121,8 +124,7 @@ class AmdBench:
 
     def _new_driver(self) -> AmdDriver:
         driver = AmdDriver()
-        driver.cuts_on_demand = True
-        driver.configure(LeftoverSettings(check=False))
+        driver.configure(GpuServices(partitions=PartitionSettings(on_demand=True), leftovers=LeftoverSettings(check=False)))
         driver.on_demand.timer = Timer(now=lambda: time.monotonic() + self._stuck_s, sleep=self._sleep)
         return driver
 

@@ -32,6 +32,7 @@ from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.cpu.config import CpuGroupSettings
+from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.engine.alignment.cpus.cpu_assignment import assign_cpus, contradiction
 from topobus.engine.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
@@ -102,15 +103,15 @@ def machine_named(name: str) -> Machine:
 def inventory_of(name: str) -> Inventory:
     """The machine's CPUs as the cpu service shows them."""
     with tempfile.TemporaryDirectory() as folder:
-        cpus = LinuxCpuDriver().discover(Tree(HardwareSettings(root=folder)), machine_named(name))
+        cpus = LinuxCpuDriver().discover(Tree(HardwareSettings(root=folder)), machine_named(name)).devices
     return Inventory(node=NODE, device_class="cpu", generation=1, devices=tuple(sorted(cpus, key=lambda device: device.name)))
 
 
 def grouped_inventory_of(name: str, groups: str) -> Inventory:
     """The machine's CPUs as the cpu service shows them in groups."""
     driver = LinuxCpuDriver()
-    driver.configure(convert({"groups": groups}, CpuGroupSettings))
-    devices = driver.discover(Tree(HardwareSettings(root="/nowhere")), machine_named(name))
+    driver.configure(CpuServices(cpus=convert({"groups": groups}, CpuGroupSettings)))
+    devices = driver.discover(Tree(HardwareSettings(root="/nowhere")), machine_named(name)).devices
     return Inventory(node=NODE, device_class="cpu", generation=1, devices=tuple(devices))
 
 

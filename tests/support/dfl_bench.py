@@ -11,6 +11,7 @@ from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.fpga.config import FunctionSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -52,11 +53,11 @@ class DflBench:
         self.journal = Journal(self.folder)
         self.journal.load()
         self.driver = IntelDflDriver(self.programmer)
-        self.driver.configure(FunctionSettings(store=str(self.store)), can_program=self.can_program)
+        self.driver.configure(FpgaServices(functions=FunctionSettings(store=str(self.store)), can_program=self.can_program))
 
     def devices(self) -> tuple[Device, ...]:
         """Find the card."""
-        return tuple(self.driver.discover(self.tree, read_machine(self.tree, "n")))
+        return tuple(self.driver.discover(self.tree, read_machine(self.tree, "n")).devices)
 
     def attributes(self) -> Mapping[str, AttributeValue]:
         """Give what the card says for selectors."""

@@ -44,7 +44,7 @@ class HandsBench:
                 make_card(root, f"card-{number}", f"02:00:00:00:00:0{number}")
         self.tree = Tree(HardwareSettings(root=str(root)))
         self.devices: dict[str, Device] = {
-            device.name: device for device in FolderDriver().discover(self.tree, Machine(node="n1", numa_nodes=(), cpus=()))
+            device.name: device for device in FolderDriver().discover(self.tree, Machine(node="n1", numa_nodes=(), cpus=())).devices
         }
         self.clock = ManualClock()
         self.hands: DeviceHands

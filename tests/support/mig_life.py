@@ -10,8 +10,9 @@ import pynvml
 
 from support.fake_mig import H100_80, MigModel, as_somebody
 from support.mig_node import OWNER, MigNode, mig_node
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import HostServices, PrepareContext
 from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.settings import PartitionSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.gpu.mig.nvml_mig import destroy_instance, read_mig, read_profiles
 from topobus.gpu.mig.values import MigInstance
@@ -91,10 +92,9 @@ class MigLife:
 
     def _start(self) -> None:
         self.driver = self.node.driver = NvidiaDriver()
-        self.driver.cuts_on_demand = True
         self.journal = Journal(self.folder)
         self.journal.load()
-        self.driver.recorded = self.journal.steps_of
+        self.driver.configure(HostServices(partitions=PartitionSettings(on_demand=True), recorded=self.journal.steps_of))
 
     def _write_boot(self) -> None:
         self._boots += 1

@@ -45,7 +45,8 @@ class MigNode:
 
     def discover(self) -> dict[str, Device]:
         """Look for devices."""
-        return {device.name: device for device in self.driver.discover(self.tree, read_machine(self.tree, "n1"))}
+        self.discovery = self.driver.discover(self.tree, read_machine(self.tree, "n1"))
+        return {device.name: device for device in self.discovery.devices}
 
     def observe(self, devices: Sequence[Device]) -> dict[str, list[tuple[str, str]]]:
         """Look at their health: what is wrong, by device, with an Xid's number."""

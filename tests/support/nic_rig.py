@@ -15,6 +15,7 @@ from support.net_namespaces import Namespace
 from support.real_interfaces import ip, lines, network_namespace, veth_pair
 from topobus.devicekit.driver import PrepareContext
 from topobus.nic.config import InterfaceRule, InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -52,7 +53,9 @@ class NicRig:
     def driver(self, settings: InterfaceSettings | None = None) -> LinuxNetdevDriver:
         """Make a driver, as a service that starts does."""
         driver = LinuxNetdevDriver()
-        driver.configure(settings or InterfaceSettings(offer=(InterfaceRule(name=self.name),)), InterfaceHands())
+        driver.configure(
+            NicServices(interfaces=settings or InterfaceSettings(offer=(InterfaceRule(name=self.name),)), hands=InterfaceHands())
+        )
         return driver
 
     def context(self, **config: Any) -> PrepareContext:
@@ -81,7 +84,7 @@ def nic_rig() -> Iterator[NicRig]:
         ip("-n", far, "link", "set", "peer", "up")
         tree = Tree(HardwareSettings(root="/"))
         driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name=name),)))
-        (device,) = driver.discover(tree, Machine(node="n", numa_nodes=(), cpus=()))
+        (device,) = driver.discover(tree, Machine(node="n", numa_nodes=(), cpus=())).devices
         yield NicRig(name=name, far=far, pod=pod, device=device, tree=tree)
 
 

@@ -75,7 +75,7 @@ class PassthroughBench:
             node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=tuple(functions)
         )
         self.tree = Tree(HardwareSettings(root=str(root)))
-        self.devices: dict[str, Device] = {device.name: device for device in self.driver.discover(self.tree, self.machine)}
+        self.devices: dict[str, Device] = {device.name: device for device in self.driver.discover(self.tree, self.machine).devices}
         self.journal_folder = root.parent / "journal"
         self.hands: DeviceHands
         self.preparer: Preparer
@@ -119,7 +119,7 @@ class PassthroughBench:
 
     def look(self) -> None:
         """Let the service know the devices as they are now."""
-        self.devices.update({device.name: device for device in self.driver.discover(Tree(self.tree.settings), self.machine)})
+        self.devices.update({device.name: device for device in self.driver.discover(Tree(self.tree.settings), self.machine).devices})
 
     async def unprepare(self, *addresses: str, owner: Owner = OWNER) -> Any:
         """Undo that; the refusal, or None."""

@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from support.sriov_kernel import PHYSICAL, SriovKernel
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.partitioning.card_locks import Pauses
-from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
-from topobus.devicekit.settings import FunctionRule
+from topobus.devicekit.settings import FunctionRule, PartitionSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.simulation.kernel_writes import KernelWrites
@@ -39,7 +38,7 @@ class SriovBench:
     def __init__(
         self,
         folder: Path,
-        make_driver: Callable[[], FunctionCuttingDriver],
+        make_driver: Callable[[], DeviceDriver],
         *,
         when_idle: Literal["keep", "remove"] = "keep",
         **card: Any,
@@ -80,7 +79,8 @@ class SriovBench:
 
     def look(self) -> dict[str, Device]:
         """Look, and have the devices counted, as a device service does."""
-        devices = tuple(self.driver.discover(Tree(self.tree.settings), self.kernel.machine))
+        self.discovery = self.driver.discover(Tree(self.tree.settings), self.kernel.machine)
+        devices = tuple(self.discovery.devices)
         counted, self.counter_sets, faults = partitioned(devices, ())
         assert faults == {}
         self.devices = {device.name: device for device in counted}
@@ -118,9 +118,10 @@ class SriovBench:
         assert isinstance(edits, Mapping), edits
         return edits[name].env[f"TOPOBUS_{name.upper().replace('-', '_')}"]
 
-    def _new_driver(self) -> FunctionCuttingDriver:
+    def _new_driver(self) -> DeviceDriver:
         driver = self._make_driver()
-        driver.on_demand_functions.rules = (self.rule,)
+        driver.configure(HostServices(partitions=PartitionSettings(virtual_functions=(self.rule,))))
+        assert driver.on_demand_functions is not None
         driver.on_demand_functions.cuts.pauses = Pauses(now=lambda: time.monotonic() + self._idle_s, sleep=self._sleep)
         return driver
 

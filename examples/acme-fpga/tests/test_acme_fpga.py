@@ -44,7 +44,7 @@ def test_observe_tells_when_a_file_of_the_card_says_so(tmp_path: Path, name: str
     recorded = record(tmp_path / "machine")
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     driver = AcmeDriver()
-    first, second = driver.discover(tree, read_machine(tree, "n1"))
+    first, second = driver.discover(tree, read_machine(tree, "n1")).devices
     recorded.write(f"{recorded.folder(str(first.pci))}/acme/{name}", text)
 
     seen = driver.observe(tree, [first, second])

@@ -29,7 +29,7 @@ def record(into: Path) -> RecordedMachine:
 def discovered(recorded: RecordedMachine) -> tuple[Tree, dict[str, Device]]:
     """Find its devices, by name."""
     tree = Tree(HardwareSettings(root=str(recorded.root)))
-    return tree, {device.name: device for device in NexaDriver().discover(tree, read_machine(tree, "n1"))}
+    return tree, {device.name: device for device in NexaDriver().discover(tree, read_machine(tree, "n1")).devices}
 
 
 class TestNexaContract(HandsContract):
@@ -51,9 +51,9 @@ class TestNexaContract(HandsContract):
 
 def test_whole_card_and_a_half_exclude_each_other(tmp_path: Path) -> None:
     """Two halves go together; the card goes with none of them, and has the memory of both."""
-    _, devices = discovered(record(tmp_path / "machine"))
+    tree, devices = discovered(record(tmp_path / "machine"))
     card = [devices[name] for name in (WHOLE, *HALVES)]
-    counters = {each.name: each.counters["cores"] for each in NexaDriver().counter_sets(list(devices.values()))}
+    counters = {each.name: each.counters["cores"] for each in NexaDriver().discover(tree, read_machine(tree, "n1")).counter_sets}
     cores = [device.consumes[0].amount for device in card]
 
     assert len(devices) == 6

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
-from topobus.cpu.config import CpuGroupSettings, CpuSettings
-from topobus.devicekit.driver import DeviceDriver
+from topobus.cpu.config import CpuSettings
+from topobus.cpu.host_services import CpuServices
 from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import load_drivers
 from topobus.devicekit.sharing.shared_devices import check_sharing_settings
@@ -14,13 +12,6 @@ from topobus.process.service import Runtime
 from topobus.values.errors import ConfigError
 
 __all__ = ["check", "serve"]
-
-
-@runtime_checkable
-class _GroupingDriver(DeviceDriver, Protocol):
-    """A driver that the operator tells how CPUs are offered."""
-
-    def configure(self, settings: CpuGroupSettings) -> None: ...
 
 
 def check(settings: CpuSettings) -> None:
@@ -37,8 +28,4 @@ def check(settings: CpuSettings) -> None:
 
 async def serve(settings: CpuSettings, runtime: Runtime) -> None:
     """Serve this node's CPUs until cancelled."""
-    registry = load_drivers("cpu", settings.drivers)
-    for driver in registry.drivers:
-        if isinstance(driver, _GroupingDriver):
-            driver.configure(settings.cpus)
-    await serve_devices(settings, runtime, "cpu", registry=registry)
+    await serve_devices(settings, runtime, "cpu", host_services=CpuServices(cpus=settings.cpus))

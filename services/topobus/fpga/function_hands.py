@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.driver import Capabilities, DeviceDriver, HostServices, LongWork, PrepareContext
 from topobus.fpga.bitstreams.store import StoreEntry
 from topobus.fpga.config import FunctionSettings
 from topobus.fpga.function_config import read_function
 from topobus.fpga.function_loader import FunctionLoader
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.region import Region
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device
@@ -20,7 +23,7 @@ from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.outcome import Reason, Refusal
 
-__all__ = ["FunctionHands"]
+__all__ = ["FunctionHands", "LoadsFunctions"]
 
 Edits = Mapping[str, ContainerEdits]
 
@@ -103,3 +106,32 @@ class FunctionHands:
 
     def _looker(self, tree: Tree, device: Device) -> Callable[[], Region]:
         return lambda: self._region_of(tree.for_scan(), device)
+
+
+class LoadsFunctions(DeviceDriver):
+    """What the driver of such cards inherits: the verbs in which only the region differs."""
+
+    _functions: FunctionHands
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """It cleans a region after its user where cards are programmed at all."""
+        return replace(super().capabilities, cleans=self._functions.loader.can_program)
+
+    def configure(self, host: HostServices) -> None:
+        """Give claims the functions of the operator's store."""
+        super().configure(host)
+        if isinstance(host, FpgaServices):
+            self._functions.configure(host.functions, can_program=host.can_program)
+
+    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse configuration that cannot be read."""
+        return self._functions.check(devices, context)
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Let go of the function, which stays until the next user wants another; programming that was cut off is made whole."""
+        self._functions.unprepare(tree, devices, context)
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Take the user's state off the region, and load the blank function where the store has one."""
+        return self._functions.clean(tree, device, record)

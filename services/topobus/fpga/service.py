@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.host import serve_devices
-from topobus.devicekit.registry import DriverRegistry, load_drivers
+from topobus.devicekit.registry import load_drivers
 from topobus.devicekit.sharing.shared_devices import check_sharing_settings
 from topobus.engine.health.pool_assignment import check_pools
-from topobus.fpga.config import FpgaSettings, FunctionSettings
+from topobus.fpga.config import FpgaSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.sysfs.filesystem import is_kernels
 
-__all__ = ["check", "serve", "serve_drivers"]
-
-
-@runtime_checkable
-class _ProgrammingDriver(DeviceDriver, Protocol):
-    """A driver that the operator tells where bitstreams are, and whether cards are programmed."""
-
-    def configure(self, settings: FunctionSettings, *, can_program: bool) -> None: ...
+__all__ = ["check", "serve"]
 
 
 def check(settings: FpgaSettings) -> None:
@@ -42,14 +34,5 @@ async def serve(settings: FpgaSettings, runtime: Runtime) -> None:
     if settings.functions.program and is_recorded:
         # Its names must not be looked for among this machine's nodes.
         get_logger().warning("regions.kept", why=f"functions.program does nothing: {sys} is a recorded machine's")
-    await serve_drivers(
-        settings, runtime, load_drivers("fpga", settings.drivers), can_program=settings.functions.program and not is_recorded
-    )
-
-
-async def serve_drivers(settings: FpgaSettings, runtime: Runtime, registry: DriverRegistry, *, can_program: bool) -> None:
-    """Serve with these drivers until cancelled."""
-    for driver in registry.drivers:
-        if isinstance(driver, _ProgrammingDriver):
-            driver.configure(settings.functions, can_program=can_program)
-    await serve_devices(settings, runtime, "fpga", registry=registry)
+    services = FpgaServices(functions=settings.functions, can_program=settings.functions.program and not is_recorded)
+    await serve_devices(settings, runtime, "fpga", host_services=services)

@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import Capabilities, DeviceDriver, HostServices, PrepareContext
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.processes import GpuProcess, end_process, own_processes
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
@@ -151,19 +153,21 @@ class Leftovers:
         return f"{use.used_bytes // _MIB} MiB of its memory are in use by no process that is seen, {before}"
 
 
-class ChecksLeftovers:
+class ChecksLeftovers(DeviceDriver):
     """What a GPU driver inherits to be a driver that cleans: it says `use` of one GPU, and calls `self.leftovers.before` when it prepares."""
 
     leftovers: Leftovers
 
     @property
-    def cleans(self) -> bool:
-        """Say whether the operator wants GPUs looked at after their last owner."""
-        return self.leftovers.settings.check
+    def capabilities(self) -> Capabilities:
+        """It cleans where the operator wants GPUs looked at after their last owner."""
+        return replace(super().capabilities, cleans=self.leftovers.settings.check)
 
-    def configure(self, leftovers: LeftoverSettings) -> None:
+    def configure(self, host: HostServices) -> None:
         """Take the operator's settings."""
-        self.leftovers.settings = leftovers
+        super().configure(host)
+        if isinstance(host, GpuServices):
+            self.leftovers.settings = host.leftovers
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """See what uses a GPU now."""

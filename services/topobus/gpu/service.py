@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, runtime_checkable
 
-from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import load_drivers
 from topobus.devicekit.sharing.shared_devices import check_sharing_settings
 from topobus.engine.health.pool_assignment import check_pools
-from topobus.gpu.config import GpuSettings, LeftoverSettings
-from topobus.gpu.mps.claims import MpsSharing
+from topobus.gpu.config import GpuSettings
+from topobus.gpu.host_services import GpuServices
+from topobus.gpu.mps.daemons import MpsDaemons
 from topobus.gpu.mps.watch import watch_daemons
 from topobus.process.service import Runtime
 
 __all__ = ["check", "serve"]
-
-
-@runtime_checkable
-class _CheckedDriver(DeviceDriver, Protocol):
-    """A driver that the operator tells how it looks at what an owner left."""
-
-    def configure(self, leftovers: LeftoverSettings) -> None: ...
-
-
-@runtime_checkable
-class _MpsDriver(DeviceDriver, Protocol):
-    """A driver whose GPUs are shared by MPS."""
-
-    mps: MpsSharing
 
 
 def check(settings: GpuSettings) -> None:
@@ -44,15 +29,10 @@ def check(settings: GpuSettings) -> None:
 
 async def serve(settings: GpuSettings, runtime: Runtime) -> None:
     """Serve this node's GPUs until cancelled."""
-    registry = load_drivers("gpu", settings.drivers)
-    for driver in registry.drivers:
-        if isinstance(driver, _CheckedDriver):
-            driver.configure(settings.leftovers)
-    sharing = [driver.mps for driver in registry.drivers if isinstance(driver, _MpsDriver)]
-    for mps in sharing:
-        mps.configure(settings.mps)
+    daemons = MpsDaemons(settings.mps)
+    services = GpuServices(leftovers=settings.leftovers, mps=daemons)
     async with asyncio.TaskGroup() as group:
-        watches = [group.create_task(watch_daemons(mps.daemons, runtime.clock)) for mps in sharing if mps.is_owned]
-        await serve_devices(settings, runtime, "gpu", registry=registry)
-        for watch in watches:
+        watch = group.create_task(watch_daemons(daemons, runtime.clock)) if settings.mps.owned else None
+        await serve_devices(settings, runtime, "gpu", host_services=services)
+        if watch is not None:
             watch.cancel()

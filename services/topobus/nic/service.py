@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import load_drivers
 from topobus.devicekit.sharing.shared_devices import check_sharing_settings
 from topobus.engine.health.pool_assignment import check_pools
 from topobus.nic.cni.attachment import CniAttachment
-from topobus.nic.config import InterfaceSettings, NicSettings
+from topobus.nic.config import NicSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.netlink.places import Places
 from topobus.nic.virtual_functions import check_virtual_functions, keep_virtual_functions
@@ -25,13 +24,6 @@ __all__ = ["check", "serve"]
 
 # Bits of linux/capability.h.
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-
-
-@runtime_checkable
-class _InterfaceDriver(DeviceDriver, Protocol):
-    """A driver that the operator tells which interfaces it may offer."""
-
-    def configure(self, settings: InterfaceSettings, hands: InterfaceHands | None = None, *, why_not: str = "") -> None: ...
 
 
 def check(settings: NicSettings) -> None:
@@ -47,15 +39,11 @@ def check(settings: NicSettings) -> None:
 
 async def serve(settings: NicSettings, runtime: Runtime) -> None:
     """Serve this node's NICs until cancelled."""
-    registry = load_drivers("nic", settings.drivers)
     cni = CniAttachment(settings.cni)
     why_not = _why_not(settings)
     if why_not:
         get_logger().info("interfaces.kept", why=f"claims that configure an interface are refused: {why_not}")
     hands = None if why_not else _make_hands(settings, cni)
-    for driver in registry.drivers:
-        if isinstance(driver, _InterfaceDriver):
-            driver.configure(settings.interfaces, hands, why_not=why_not)
     if not settings.interfaces.offer and not settings.interfaces.share:
         get_logger().info("interfaces.unlisted", why="interfaces.offer and interfaces.share are empty: only PCI functions are offered")
     async with asyncio.TaskGroup() as group:
@@ -68,7 +56,8 @@ async def serve(settings: NicSettings, runtime: Runtime) -> None:
         elif settings.virtual_functions:
             holders = DeviceHolders(runtime.bus, node=runtime.node, device_class="nic")
             group.create_task(keep_virtual_functions(settings.virtual_functions, holders, sys))
-        await serve_devices(settings, runtime, "nic", registry=registry)
+        services = NicServices(interfaces=settings.interfaces, hands=hands, why_not=why_not)
+        await serve_devices(settings, runtime, "nic", host_services=services)
 
 
 def _tell_networks(cni: CniAttachment) -> None:

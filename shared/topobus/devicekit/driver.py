@@ -1,175 +1,259 @@
-"""What a vendor writes: one class with four blocking methods, found by entry point, run by the class's device service. What it may do besides: `hands`.
+"""What a vendor writes: one class, found by entry point, run by the class's device service.
 
-The host process calls every method in a worker thread with a time limit, one driver at a time; an exception or a hang makes that driver's
-devices Unknown and leaves all others alone. A driver reads hardware only through the `Tree` it is given, never by an absolute path.
+Three methods every driver has: `discover`, `observe` and `prepare`. All others are optional: those that make a
+`Capabilities` are called only where a driver defines them, the rest do nothing by default.
+
+The host calls every method in a worker thread with a time limit, one driver at a time; an exception or a hang makes
+that driver's devices Unknown and leaves all others alone. A driver reads hardware only through the `Tree` it is given,
+never by an absolute path. Every method may block, may raise HardwareError, must answer the same for the same tree, and
+must be idempotent: after a crash the host asks again. What a driver changes it writes into the record that it is given,
+the intent before the act, so that the next start can undo what is half done (`device_record`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from topobus.devicekit.device_record import DeviceRecord, RecordState, Step
+from topobus.devicekit.device_record import DeviceRecord, Step
+from topobus.devicekit.partitioning.on_demand_functions import OnDemandFunctions
+from topobus.devicekit.prepare_context import LongWork, PrepareContext
+from topobus.devicekit.settings import PartitionSettings
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, KeptFunction
 from topobus.values.edits import ContainerEdits
 from topobus.values.health import Observation
 from topobus.values.hint import Hint
-from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine
 from topobus.values.outcome import Refusal
-from topobus.values.request import Owner
+from topobus.values.sandbox import AttachedInterface, ContainerName, Sandbox
 
 __all__ = [
-    "CountingDriver",
-    "CuttingDriver",
+    "Capabilities",
     "DeviceDriver",
-    "HintingDriver",
-    "KeepingDriver",
+    "DeviceRecord",
+    "Discovery",
+    "HostServices",
     "LongWork",
-    "ParentingDriver",
     "PrepareContext",
-    "RecallingDriver",
-    "RememberingDriver",
+    "missing_verbs",
 ]
 
-
-class PrepareContext(Struct, frozen=True, kw_only=True):
-    """Who wants the devices and with what opaque configuration (class configs before claim configs)."""
-
-    owner: Owner
-    config: tuple[dict[str, Any], ...] = ()
-    """For all devices, unless `device_config` has another word for one."""
-    device_config: dict[str, tuple[dict[str, Any], ...]] = {}
-    """By device, where a claim configures single requests; a device that is not named here has `config`."""
-    records: Mapping[str, DeviceRecord] = MappingProxyType({})
-    """By device: where `prepare` writes down what it changes, for `unprepare` to undo, also after a crash. A driver that changes nothing leaves it alone."""
-
-    attached: frozenset[str] = frozenset()
-    """Those of the devices that this owner has in a sandbox already: kubelet asks again for pods that run, and what left the host then is not gone."""
-    free: frozenset[str] = frozenset()
-    """Those of the devices that nobody had when this owner came, as far as the journal knows: what is there now was there before."""
-    looked_at: frozenset[str] = frozenset()
-    """Those of the devices that this owner only looks at (admin access): somebody else may have them, through any door."""
-    cpus: Mapping[str, CpuSet] = MappingProxyType({})
-    """Which CPUs the owner has of devices that are groups of CPUs; class `cpu` alone has some."""
-    shares: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    """How much the owner has of devices that it shares: device to capacity to amount. Of what it has whole, and in `unprepare`, nothing is said."""
-    others: Mapping[str, tuple[RecordState, ...]] = MappingProxyType({})
-    """By device: what the journal says of each other owner that has it now; none for the last one."""
-    in_use: Callable[[], frozenset[str]] = frozenset
-    """Which devices of the class the journal knows as somebody's at the moment of the call, those that are still to be cleaned included; not the devices of this
-    request, as far as they are this owner's alone. Who cuts a card otherwise asks it with a lock of the card's, after it has written its own intent."""
-
-    def config_of(self, device: str) -> tuple[dict[str, Any], ...]:
-        """Give one device's configuration."""
-        return self.device_config.get(device, self.config)
+# By capability: the methods that make it.
+_VERBS = {
+    "checks": ("check",),
+    "only_reads": ("only_reads",),
+    "attaches": ("to_attach", "attach", "detach"),
+    "adjusts": ("adjust",),
+    "cleans": ("clean",),
+    "resets": ("reset",),
+    "hints": ("hints",),
+}
 
 
-class LongWork(Struct, frozen=True, kw_only=True):
-    """`prepare` may answer this instead of edits: what takes longer than a call may."""
+class HostServices(Struct, frozen=True, kw_only=True):
+    """What a device service gives each of its drivers, once, before the first `discover`."""
 
-    limit_s: float
-    """Seconds after which it is refused, however far it is."""
-    what: str
-    """For people: `programming the region of fpga-0`."""
-    work: Callable[[], Mapping[str, ContainerEdits] | Refusal]
-    """Runs in a thread of its own, beside the driver's other methods, and answers as `prepare` does. It writes into `context.records`."""
+    partitions: PartitionSettings = PartitionSettings()
+    """What the operator wants of cards whose parts are devices of their own."""
+    recorded: Callable[[str], Sequence[Step]] = lambda _device: ()
+    """By a device's name: the steps that the journal has of `prepare` for its owners. It tells what this driver has
+    made for them from what somebody else has made."""
+
+    @property
+    def offers_parents(self) -> bool:
+        """Whether a card that is cut is offered beside its parts.
+
+        Then `discover` lists it with the role `partition-parent`, and its parts name it in `partition_of`, so that they
+        are never held beside it.
+        """
+        return self.partitions.parents == "counted"
+
+    @property
+    def cuts_on_demand(self) -> bool:
+        """Whether a card that this driver can cut is offered as a whole and in parts.
+
+        Then `discover` lists it and the parts of each way to cut it, with counters by which never two of these ways are
+        held at once, and `prepare` cuts.
+        """
+        return self.partitions.on_demand
 
 
-@runtime_checkable
-class DeviceDriver(Protocol):
-    """One vendor's (or one kind of hardware's) driver.
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """Which optional verbs a driver has."""
 
-    Every method may block, may raise HardwareError, and must answer the same for the same tree.
-    """
+    checks: bool = False
+    """It reads configuration: `check`."""
+    only_reads: bool = False
+    """It says whether `prepare` only looks: `only_reads`."""
+    attaches: bool = False
+    """Its devices move into a pod's sandbox: `to_attach`, `attach` and `detach`."""
+    adjusts: bool = False
+    """Its containers differ from one another: `adjust`."""
+    cleans: bool = False
+    """It cleans a device between two owners: `clean`."""
+    resets: bool = False
+    """It resets devices in a way of its own: `reset`."""
+    hints: bool = False
+    """It has an opinion of its own on NUMA hints: `hints`."""
+
+
+class Discovery(Struct, frozen=True, kw_only=True):
+    """What one look for devices found."""
+
+    devices: Sequence[Device] = ()
+    """Names must be stable over reboots; none is an ordinary answer."""
+    counter_sets: Sequence[CounterSet] = ()
+    """What the `consumes` of these devices refers to: the counters of cards that are used whole or in parts. A name is
+    unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`."""
+    warnings: Sequence[str] = ()
+    """Sentences for people: what was left out and why, what had to be done without."""
+    kept: Sequence[KeptFunction] = ()
+    """Functions that are not offered, since they are for something else."""
+    uncut: frozenset[str] = frozenset()
+    """Cards that a rule of `partitions.virtual_functions` names and that cannot be cut now."""
+
+
+class DeviceDriver(ABC):
+    """One vendor's (or one kind of hardware's) driver."""
 
     name: str
     """Unique among drivers: `nvidia`. A DNS label."""
     device_class: str
     """The class whose devices it finds: `gpu`."""
+    host: HostServices = HostServices()
+    """What the service gave to `configure`."""
+    sharing_strategies: frozenset[str] = frozenset()
+    """How containers of one claim may share its devices, besides Exclusive: `TimeSlicing`, `MPS`."""
+    passthrough_variables: Mapping[str, str] = MappingProxyType({})
+    """What a virtual machine's container gets beside VFIO's nodes."""
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        """Find this driver's devices. Names must be stable over reboots; an empty answer is an ordinary one."""
-        ...
+    @abstractmethod
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
+        """Find this driver's devices."""
 
+    @abstractmethod
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the health of devices found before; device name to what is wrong with it (absent or empty: nothing)."""
-        ...
 
+    @abstractmethod
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Make devices ready; idempotent. One entry a device; the key "" holds edits common to all of them in one container."""
-        ...
+        """Make devices ready. One entry a device; the key "" holds edits common to all of them in one container."""
 
-    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo `prepare`; idempotent, and no error for a device that was never prepared."""
-        ...
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:  # noqa: B027 - optional
+        """Undo `prepare`; no error for a device that was never prepared. By default nothing: `prepare` changes nothing."""
 
+    @property
+    def on_demand_functions(self) -> OnDemandFunctions | None:
+        """How it makes virtual functions when a claim gets one of them; None: it makes none."""
+        return None
 
-@runtime_checkable
-class HintingDriver(DeviceDriver, Protocol):
-    """A driver with an opinion of its own on NUMA hints; the service's inventory then says `has_custom_hints`."""
+    @property
+    def capabilities(self) -> Capabilities:
+        """The optional verbs that it has: those that its class defines.
+
+        A driver overrides this where an operator's settings switch one of them off.
+        """
+        return _capabilities_of(type(self))
+
+    def configure(self, host: HostServices) -> None:
+        """Take what the service gives; called once, before everything else."""
+        self.host = host
+        if self.on_demand_functions is not None:
+            self.on_demand_functions.rules = host.partitions.virtual_functions
+
+    def remember(self, devices: Sequence[Device]) -> None:  # noqa: B027 - optional
+        """Learn from its devices in the inventory of the earlier run, where names depend on what was seen before.
+
+        Called once, before the first `discover`, and not at all where there was none.
+        """
+
+    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+        """Refuse bad configuration, naming the field, before anything was changed; None is good. Asked at `prepare`."""
+        raise NotImplementedError
+
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Say whether `prepare` of these changes nothing, on the machine or in this process.
+
+        It is asked for owners by the device plugin API, whose devices have no configuration. Where it is true, `prepare`
+        is called while the ledger is written, and its answer is thrown away where the ledger refuses. Decides from its
+        arguments and what it knows; quick.
+        """
+        return False
+
+    def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
+        """Name those devices that need the sandbox; decides from its arguments alone, so that it says the same each time."""
+        raise NotImplementedError
+
+    def attach(
+        self, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox, record: DeviceRecord
+    ) -> AttachedInterface | Refusal | None:
+        """Put a prepared device into a sandbox; None: it is done, and the device is no interface.
+
+        What was done before a refusal is undone by `detach`.
+        """
+        raise NotImplementedError
+
+    def detach(self, tree: Tree, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
+        """Undo all that the record says, in reverse order, and mark each step `undone`.
+
+        Shapes: sandbox — None after a crash, or when the sandbox is gone; its namespaces may be gone also when it is given.
+        Errors: a driver that raises is asked again; the device stays out of use until the record is empty.
+        """
+        raise NotImplementedError
+
+    def adjust(self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName) -> ContainerEdits | Refusal:
+        """Give what one container gets beyond the edits of `prepare`: variables, bind mounts and annotations.
+
+        Asked when the container is made, for claims alone. It changes nothing outside: there is no record, and what it
+        answers lasts as long as the container. The runtime waits about a second.
+        """
+        raise NotImplementedError
+
+    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
+        """Clean a device after its last owner and before the next one; None is clean.
+
+        A refusal keeps the device Unhealthy (`dirty`), and its facts become the evidence; it is asked again later.
+        """
+        raise NotImplementedError
+
+    def reset(self, tree: Tree, device: Device) -> Refusal | None:
+        """Reset a device that has no holder, when an operator asks for it; None is done.
+
+        Without this method the kernel resets the PCI function, where it can.
+        """
+        raise NotImplementedError
 
     def hints(self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]) -> tuple[Hint, ...] | None:
         """Give hints for `count` of `available`; None is "no opinion", an empty tuple "cannot be satisfied"."""
-        ...
+        raise NotImplementedError
+
+    def own_nodes(self, tree: Tree, device: Device) -> Sequence[str]:
+        """Name nodes of a device, relative to dev, that its folder in sysfs does not tell of; asked before it goes to VFIO."""
+        return ()
+
+    def let_go(self, tree: Tree, device: Device) -> None:  # noqa: B027 - optional
+        """Close what this process has open on a device that goes to VFIO, and leave it alone until `take_back`."""
+
+    def take_back(self, tree: Tree, device: Device) -> None:  # noqa: B027 - optional
+        """Go on with a device that its kernel driver has again, or still."""
 
 
-@runtime_checkable
-class CountingDriver(DeviceDriver, Protocol):
-    """A driver whose devices take from common counters: the partitions of a card, and the card as a whole."""
-
-    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
-        """Give what the `consumes` of these devices refers to; called after each `discover`, with its answer.
-
-        A name must be unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`.
-        """
-        ...
+def missing_verbs(driver: type[DeviceDriver]) -> tuple[str, ...]:
+    """Name the methods that a driver lacks, though it has another one that is of no use without them."""
+    defined = {capability: [verb for verb in verbs if _defines(driver, verb)] for capability, verbs in _VERBS.items()}
+    return tuple(verb for capability, verbs in _VERBS.items() for verb in verbs if defined[capability] and verb not in defined[capability])
 
 
-@runtime_checkable
-class KeepingDriver(Protocol):
-    """A driver that tells which functions it does not offer, since they are for something else."""
-
-    kept: Sequence[KeptFunction]
-    """Read after each `discover`."""
+@cache
+def _capabilities_of(driver: type[DeviceDriver]) -> Capabilities:
+    return Capabilities(**{capability: all(_defines(driver, verb) for verb in verbs) for capability, verbs in _VERBS.items()})
 
 
-@runtime_checkable
-class ParentingDriver(DeviceDriver, Protocol):
-    """A driver that can offer a card beside the parts that it is cut into."""
-
-    offers_parents: bool
-    """Set by the service before the first `discover`, from `partitions.parents`. True: `discover` lists such a card, too, with the role `partition-parent`, and its parts name it
-    in `partition_of`, so that they are never held beside it. False, as a new driver has it: the parts alone."""
-
-
-@runtime_checkable
-class CuttingDriver(DeviceDriver, Protocol):
-    """A driver that can cut an idle card into parts when somebody gets one of them."""
-
-    cuts_on_demand: bool
-    """Set by the service before the first `discover`, from `partitions.on_demand`. True: `discover` lists such a card as a whole and as the parts of each way in which it can be
-    cut, with counters by which never two of these ways are held at once, and `prepare` cuts. False, as a new driver has it: cards are listed as they are."""
-
-
-@runtime_checkable
-class RememberingDriver(DeviceDriver, Protocol):
-    """A driver whose names depend on what it has seen before: which parts a card had, when one of them is missing now."""
-
-    def remember(self, devices: Sequence[Device]) -> None:
-        """Learn from its devices in the inventory of the earlier run; called once, before the first `discover`, and not at all where there was none."""
-        ...
-
-
-@runtime_checkable
-class RecallingDriver(DeviceDriver, Protocol):
-    """A driver whose hardware shows what was made for owners, and does not show for whom."""
-
-    recorded: Callable[[str], Sequence[Step]]
-    """Set by the service before the first `discover`: the steps that the journal has of `prepare` for a device's owners, so that `discover` tells what it has made itself
-    from what somebody else has. A new driver has one that gives none."""
+def _defines(driver: type[DeviceDriver], verb: str) -> bool:
+    return getattr(driver, verb) is not getattr(DeviceDriver, verb)

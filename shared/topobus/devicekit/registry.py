@@ -6,11 +6,11 @@ are refused, because a setting could not say which of them it means.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from topobus.devicekit.driver import DeviceDriver
+from topobus.devicekit.driver import DeviceDriver, missing_verbs
 from topobus.devicekit.settings import DriverSettings
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.values.errors import ConfigError
@@ -140,8 +140,12 @@ def _make(line: metadata.EntryPoint) -> tuple[DeviceDriver | None, str]:
     except Exception as err:  # noqa: BLE001 - boundary: a vendor's module may fail in any way; its neighbours must run
         return None, f"{type(err).__name__}: {err}"
     if not isinstance(driver, DeviceDriver):
-        missing = [part for part in ("name", "device_class", "discover", "observe", "prepare", "unprepare") if not hasattr(driver, part)]
-        return None, f"{line.value} is no DeviceDriver: it lacks {', '.join(missing)}"
+        return None, f"{line.value} is no DeviceDriver: derive the class from topobus.devicekit.driver.DeviceDriver"
+    missing: Sequence[str] = [part for part in ("name", "device_class") if not hasattr(driver, part)]
+    if missing:
+        return None, f"{line.value} lacks {' and '.join(missing)}"
+    if missing := missing_verbs(type(driver)):
+        return None, f"{line.value} lacks the methods {', '.join(missing)}: to_attach, attach and detach come together"
     if not is_dns_label(str(driver.name)):
         return None, f"{line.value} is named {driver.name!r}: wanted a DNS label"
     return driver, ""

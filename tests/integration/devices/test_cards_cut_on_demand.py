@@ -21,6 +21,7 @@ from topobus.formats.messages.catalogue import MACHINE, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.process.config import NatsSettings
@@ -86,7 +87,7 @@ def cards(tmp_path: Path) -> Iterator[AmdKernel]:
 
 def _amd() -> AmdDriver:
     driver = AmdDriver()
-    driver.configure(LeftoverSettings(check=False))
+    driver.configure(GpuServices(leftovers=LeftoverSettings(check=False)))
     return driver
 
 
@@ -130,7 +131,7 @@ async def test_claims_get_virtual_functions_that_are_made_for_them(bench: CutBen
     kernel = SriovKernel(root, device=0x56C0, class_code=0x038000, driver="xe", files=_drm_files)
     rule = FunctionRule(where=(Condition(field="pci", equals="0000:3b:00.0"),), count=2, when_idle="remove")
     driver = IntelDriver()
-    driver.configure(LeftoverSettings(check=False))
+    driver.configure(GpuServices(leftovers=LeftoverSettings(check=False)))
     write(root, {"proc/1/comm": "init"})
     await bench.publish(kernel.machine)
     with KernelWrites(root) as writes:

@@ -63,7 +63,7 @@ def _found(drivers: Sequence[DeviceDriver], root: Path) -> list[Device]:
     """What there is, as drivers of the same kind find it."""
     tree = Tree(HardwareSettings(root=str(root)))
     machine = read_machine(tree, "n")
-    return [device for driver in drivers for device in type(driver)().discover(tree, machine)]
+    return [device for driver in drivers for device in type(driver)().discover(tree, machine).devices]
 
 
 async def _check(node: SickNode, expected: dict[str, tuple[str, HealthState]]) -> None:

@@ -19,13 +19,15 @@ from support.fpga_cards import BLANK, FileDflProgrammer, add, dfl_machine, port_
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim
 from topobus.bus.bus import Bus
+from topobus.devicekit.driver import Discovery
+from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import JournalSettings
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.fpga.config import FpgaSettings, FunctionSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
-from topobus.fpga.service import serve_drivers
 from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
@@ -68,7 +70,8 @@ class Node:
         async with Bus.session(NatsSettings(url=self.rig.url), name="fpga") as bus:
             runtime = Runtime(name="fpga", node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
             registry = DriverRegistry(drivers=(driver or IntelDflDriver(self.programmer),))
-            task = asyncio.create_task(serve_drivers(self.settings, runtime, registry, can_program=True))
+            services = FpgaServices(functions=self.settings.functions, can_program=True)
+            task = asyncio.create_task(serve_devices(self.settings, runtime, "fpga", registry=registry, host_services=services))
             try:
                 yield
             finally:
@@ -198,7 +201,7 @@ class RememberingDflDriver(IntelDflDriver):
         """Note the names."""
         self.said += [f"remember {device.name}" for device in devices]
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Note that it looked."""
         self.said.append("discover")
         self._loop.call_soon_threadsafe(self.has_looked.set)

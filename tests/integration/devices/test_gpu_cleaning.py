@@ -16,6 +16,7 @@ from topobus.devicekit.settings import CleaningSettings
 from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
@@ -62,7 +63,7 @@ async def _gpus(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> AsyncItera
         bench = DeviceBench(bus, nats_server.url, recorded)
         bench.hardware = HardwareSettings(root=str(recorded.root), rescan_s=0.2, library_path=str(library.folder))
         driver = NvidiaDriver()
-        driver.configure(LeftoverSettings(wait_s=0.05))
+        driver.configure(GpuServices(leftovers=LeftoverSettings(wait_s=0.05)))
         await bench.publish_machine()
         async with (
             Bus.session(NatsSettings(url=nats_server.url), name="gateway") as gateway,

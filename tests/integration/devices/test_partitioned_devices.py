@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 import pytest
 
 from support.device_bench import DeviceBench
 from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.devicekit.driver import Discovery
 from topobus.devicekit.settings import PartitionSettings
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, NoFit, Outcome, Usage
@@ -19,7 +20,7 @@ from topobus.formats.kubernetes.resource import ClaimSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.card_driver import CardDriver
-from topobus.values.device import Device, Inventory
+from topobus.values.device import Inventory
 from topobus.values.machine import Machine
 from topobus.values.partitions import MAX_PARTS, PARTS
 
@@ -86,11 +87,11 @@ async def test_counters_are_taken_up_again_when_the_service_restarts_without_its
 class _Parent(CardDriver):
     """A driver that offers its card beside the parts when the service says so."""
 
-    offers_parents = False
-
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Leave the whole function out, unless it is wanted."""
-        return tuple(device for device in super().discover(tree, machine) if self.offers_parents or device.name != "function-0")
+        whole = super().discover(tree, machine)
+        devices = [device for device in whole.devices if self.host.offers_parents or device.name != "function-0"]
+        return msgspec.structs.replace(whole, devices=devices)
 
 
 @pytest.mark.parametrize(("parents", "is_offered"), [("hidden", False), ("counted", True)])

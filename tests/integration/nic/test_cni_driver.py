@@ -16,6 +16,7 @@ from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.cni.settings import CniSettings
 from topobus.nic.config import InterfaceRule, InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.values.outcome import Refusal
@@ -46,7 +47,9 @@ def driver_of(rig: NicRig, bundle: Bundle, folder: Path, plugins: list[dict[str,
         timeout_s=30.0,
     )
     driver = LinuxNetdevDriver()
-    driver.configure(InterfaceSettings(offer=(InterfaceRule(name=rig.name),)), InterfaceHands(cni=CniAttachment(settings)))
+    driver.configure(
+        NicServices(interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)), hands=InterfaceHands(cni=CniAttachment(settings)))
+    )
     return driver
 
 

@@ -15,6 +15,7 @@ from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.cni.settings import CniSettings
 from topobus.nic.config import InterfaceRule, InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.values.outcome import Refusal
@@ -49,7 +50,9 @@ def driver(rig: NicRig, bundle: Bundle, tmp_path: Path) -> LinuxNetdevDriver:
         timeout_s=30.0,
     )
     made = LinuxNetdevDriver()
-    made.configure(InterfaceSettings(offer=(InterfaceRule(name=rig.name),)), InterfaceHands(cni=CniAttachment(settings)))
+    made.configure(
+        NicServices(interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)), hands=InterfaceHands(cni=CniAttachment(settings)))
+    )
     return made
 
 

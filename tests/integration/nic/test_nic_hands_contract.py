@@ -15,6 +15,7 @@ from support.nic_rig import interface_config, state_of
 from support.real_interfaces import ip, network_namespace, veth_pair, why_not_here
 from topobus.devicekit.driver import DeviceDriver
 from topobus.nic.config import InterfaceRule, InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.simulation.machines import RecordedMachine, build
@@ -44,7 +45,9 @@ class TestLinuxNetdevHands(HandsContract):
     def make_driver(self) -> DeviceDriver:
         """Make the driver, with hands."""
         driver = LinuxNetdevDriver()
-        driver.configure(InterfaceSettings(offer=(InterfaceRule(name="tbn*", kind="veth"),)), InterfaceHands())
+        driver.configure(
+            NicServices(interfaces=InterfaceSettings(offer=(InterfaceRule(name="tbn*", kind="veth"),)), hands=InterfaceHands())
+        )
         return driver
 
     def record(self, into: Path) -> RecordedMachine:

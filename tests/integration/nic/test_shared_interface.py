@@ -30,7 +30,7 @@ class Shared:
         self.rig = rig
         self.pods = [stack.enter_context(network_namespace()) for _ in range(3)]
         self.driver: LinuxNetdevDriver = rig.driver(InterfaceSettings(share=(SharedInterface(name=rig.name, shares=3),)))
-        (self.device,) = self.driver.discover(rig.tree, Machine(node="n", numa_nodes=(), cpus=()))
+        (self.device,) = self.driver.discover(rig.tree, Machine(node="n", numa_nodes=(), cpus=())).devices
         self.records = [DeviceRecord(RecordState(owner=self.owner(number))) for number in range(3)]
 
     def owner(self, number: int) -> Owner:
@@ -135,7 +135,7 @@ def test_a_share_is_refused_when_it_would_reach_beyond_itself(shared: Shared, co
 def test_device_is_the_same_with_and_without_sharers(shared: Shared) -> None:
     """The slice does not change when a pod comes."""
     shared.attach(0)
-    (device,) = shared.driver.discover(shared.rig.tree, Machine(node="n", numa_nodes=(), cpus=()))
+    (device,) = shared.driver.discover(shared.rig.tree, Machine(node="n", numa_nodes=(), cpus=())).devices
     shared.detach(0)
 
     assert _without_speed(device) == _without_speed(shared.device)

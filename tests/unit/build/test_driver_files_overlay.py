@@ -80,7 +80,7 @@ def _prepare(pod: DriverPod, kind: OwnerKind = OwnerKind.CLAIM) -> Prepared | Re
     files = msgspec.structs.replace(pod.hardware.driver_files, bring="always")
     tree = Tree(msgspec.structs.replace(pod.hardware, driver_files=files))
     driver = NvidiaDriver()
-    devices = tuple(driver.discover(tree, read_machine(tree, "n1")))
+    devices = tuple(driver.discover(tree, read_machine(tree, "n1")).devices)
     edits = driver.prepare(tree, devices, PrepareContext(owner=Owner(kind=kind, name="c", uid="u1")))
     if isinstance(edits, Refusal):
         return edits

@@ -9,6 +9,7 @@ import pytest
 from msgspec import convert
 
 from topobus.cpu.config import CpuGroupSettings
+from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.simulation.machines import build
@@ -22,8 +23,8 @@ CPUS = "sys/devices/system/cpu"
 def devices(root: Path, groups: str = "cpu") -> dict[str, Device]:
     """The CPUs of a tree, or its groups, by name."""
     tree, driver = Tree(HardwareSettings(root=str(root))), LinuxCpuDriver()
-    driver.configure(convert({"groups": groups}, CpuGroupSettings))
-    return {device.name: device for device in driver.discover(tree, read_machine(tree, "n1"))}
+    driver.configure(CpuServices(cpus=convert({"groups": groups}, CpuGroupSettings)))
+    return {device.name: device for device in driver.discover(tree, read_machine(tree, "n1")).devices}
 
 
 @pytest.fixture
@@ -74,9 +75,9 @@ def test_groups_hold_each_cpu_once(root: Path, groups: str) -> None:
 def test_whole_cores_are_given_when_the_operator_says_so(root: Path) -> None:
     """What is asked for is rounded up to whole cores by whoever allocates."""
     tree, driver = Tree(HardwareSettings(root=str(root))), LinuxCpuDriver()
-    driver.configure(CpuGroupSettings(groups="numa", whole_cores=True))
+    driver.configure(CpuServices(cpus=CpuGroupSettings(groups="numa", whole_cores=True)))
 
-    shown = slice_device(driver.discover(tree, read_machine(tree, "n1"))[0])
+    shown = slice_device(driver.discover(tree, read_machine(tree, "n1")).devices[0])
 
     policy = shown.capacity["cpus"].request_policy
     assert policy is not None

@@ -44,7 +44,7 @@ def tree(root: Path, online: str) -> Tree:
 
 def test_discover_lists_every_online_cpu_with_its_place() -> None:
     """Each device tells the CPU, its core, cache, socket, node and siblings."""
-    devices = LinuxCpuDriver().discover(EMPTY, machine())
+    devices = LinuxCpuDriver().discover(EMPTY, machine()).devices
 
     assert [device.name for device in devices] == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
     last = devices[-1]
@@ -64,20 +64,20 @@ def test_discover_leaves_unknown_facts_out_when_the_machine_does_not_tell() -> N
     """A CPU without socket, cache or node has no such attribute: never -1, never 0."""
     bare = Machine(node="n", numa_nodes=(), cpus=(Cpu(id=0, online=True),))
 
-    (device,) = LinuxCpuDriver().discover(EMPTY, bare)
+    (device,) = LinuxCpuDriver().discover(EMPTY, bare).devices
 
     assert (device.attributes, device.numa_nodes) == ({}, None)
 
 
 def test_discover_lists_no_cpu_that_is_offline() -> None:
     """With SMT switched off, half of the CPUs are no devices and nobody is alarmed."""
-    assert [device.name for device in LinuxCpuDriver().discover(EMPTY, machine(2, 3))] == ["cpu-0", "cpu-1"]
+    assert [device.name for device in LinuxCpuDriver().discover(EMPTY, machine(2, 3)).devices] == ["cpu-0", "cpu-1"]
 
 
 def test_observe_is_unhealthy_when_a_known_cpu_is_offline(tmp_path: Path) -> None:
     """Presence is the dimension, and the neighbours are healthy."""
     driver = LinuxCpuDriver()
-    devices = driver.discover(EMPTY, machine())
+    devices = driver.discover(EMPTY, machine()).devices
 
     seen = driver.observe(tree(tmp_path, "0-2"), devices)
 
@@ -91,7 +91,7 @@ def test_observe_finds_nothing_when_the_tree_does_not_list_cpus(tmp_path: Path) 
     """A recording without the file is no evidence against any CPU."""
     driver = LinuxCpuDriver()
 
-    assert driver.observe(Tree(HardwareSettings(root=str(tmp_path))), driver.discover(EMPTY, machine())) == {}
+    assert driver.observe(Tree(HardwareSettings(root=str(tmp_path))), driver.discover(EMPTY, machine()).devices) == {}
 
 
 def test_observe_names_the_file_when_it_is_garbled(tmp_path: Path) -> None:
@@ -99,13 +99,13 @@ def test_observe_names_the_file_when_it_is_garbled(tmp_path: Path) -> None:
     driver = LinuxCpuDriver()
 
     with pytest.raises(HardwareError, match=r"cpu/online.*0-x"):
-        driver.observe(tree(tmp_path, "0-x"), driver.discover(EMPTY, machine()))
+        driver.observe(tree(tmp_path, "0-x"), driver.discover(EMPTY, machine()).devices)
 
 
 def test_prepare_tells_the_list_and_each_cpu(tmp_path: Path) -> None:
     """The container reads all its CPUs in one variable; each CPU has edits of its own, as CDI demands."""
     driver = LinuxCpuDriver()
-    devices = driver.discover(EMPTY, machine())
+    devices = driver.discover(EMPTY, machine()).devices
 
     edits = driver.prepare(tree(tmp_path, "0-3"), devices[1:], CONTEXT)
 
@@ -118,7 +118,7 @@ def test_prepare_refuses_when_a_cpu_is_offline(tmp_path: Path) -> None:
     """A container is never told of a CPU that cannot run it."""
     driver = LinuxCpuDriver()
 
-    refusal = driver.prepare(tree(tmp_path, "0-2"), driver.discover(EMPTY, machine()), CONTEXT)
+    refusal = driver.prepare(tree(tmp_path, "0-2"), driver.discover(EMPTY, machine()).devices, CONTEXT)
 
     assert isinstance(refusal, Refusal)
     assert [(reason.code, reason.facts["cpus"]) for reason in refusal.reasons] == [("cpu-offline", "3")]
@@ -126,7 +126,7 @@ def test_prepare_refuses_when_a_cpu_is_offline(tmp_path: Path) -> None:
 
 def test_inventory_stays_far_below_the_bucket_s_limit_when_the_machine_has_224_cpus() -> None:
     """The demo machine's CPUs fit into half of what one value of the bucket may hold."""
-    devices = LinuxCpuDriver().discover(EMPTY, machine(cores=112))
+    devices = LinuxCpuDriver().discover(EMPTY, machine(cores=112)).devices
 
     size = len(encode(Inventory(node="demo-node", device_class="cpu", generation=1, devices=tuple(devices))))
 

@@ -21,7 +21,7 @@ def test_discover_places_every_cpu_when_the_machine_is_recorded(tmp_path: Path, 
     """Counts of CPUs, cores and nodes with CPUs are those of the profile; memory-only nodes have no CPU."""
     tree = Tree(HardwareSettings(root=str(build(profile, tmp_path / "machine").root)))
 
-    devices = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
+    devices = LinuxCpuDriver().discover(tree, read_machine(tree, "n")).devices
 
     assert (len(devices), len({device.core for device in devices}), len({str(device.numa_nodes) for device in devices})) == (
         cpus,
@@ -34,7 +34,7 @@ def test_discover_tells_kinds_of_cores_when_the_machine_is_hybrid(tmp_path: Path
     """A laptop's performance and efficiency cores can be told apart in a claim."""
     tree = Tree(HardwareSettings(root=str(build("laptop", tmp_path / "machine").root)))
 
-    devices = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
+    devices = LinuxCpuDriver().discover(tree, read_machine(tree, "n")).devices
 
     assert Counter(device.attributes["kind"] for device in devices) == {"performance": 8, "efficiency": 8}
 
@@ -44,12 +44,12 @@ def test_observe_follows_a_cpu_when_it_goes_offline_and_comes_back(tmp_path: Pat
     machine = build("dgx", tmp_path / "machine")
     tree = Tree(HardwareSettings(root=str(machine.root)))
     driver = LinuxCpuDriver()
-    before = driver.discover(tree, read_machine(tree, "n"))
+    before = driver.discover(tree, read_machine(tree, "n")).devices
 
     machine.set_cpu_online(223, is_online=False)
     sick = driver.observe(tree, before)
     machine.set_cpu_online(223, is_online=True)
-    after = driver.discover(tree, read_machine(tree, "n"))
+    after = driver.discover(tree, read_machine(tree, "n")).devices
 
     assert {name: [observation.message for observation in observations] for name, observations in sick.items()} == {
         "cpu-223": ["CPU 223 is offline"]

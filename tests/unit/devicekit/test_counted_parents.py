@@ -12,7 +12,8 @@ import pytest
 from support.kfd_machines import MI300X_BYTES, KfdMachine
 from support.sysfs_trees import write
 from topobus.controller.state.inventory_slices import slices_from_inventory
-from topobus.devicekit.driver import DeviceDriver, ParentingDriver, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
+from topobus.devicekit.settings import PartitionSettings
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
 from topobus.engine.cel.selector import CelCompiler
@@ -50,9 +51,8 @@ class Parts:
 
     def inventory(self, *, is_counted: bool) -> Inventory:
         """What the service publishes."""
-        assert isinstance(self.driver, ParentingDriver)
-        self.driver.offers_parents = is_counted
-        view = DriverView(devices=tuple(self.driver.discover(self.tree, self.machine)))
+        self.driver.configure(HostServices(partitions=PartitionSettings(parents="counted" if is_counted else "hidden")))
+        view = DriverView(devices=tuple(self.driver.discover(self.tree, self.machine).devices))
         device_class = self.driver.device_class
         merged = advance_inventory(
             (),

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.registry import GROUP, load_drivers, unserved_drivers
 from topobus.devicekit.settings import DriverSettings
 from topobus.formats.messages.device_classes import class_complaint
@@ -48,6 +49,27 @@ class NoDriver:
     name = "none"
 
 
+class Nameless(ToyDriver):
+    """It has no class."""
+
+    def __init__(self) -> None:
+        super().__init__("nameless")
+        del self.device_class
+
+
+class Unfinished(DeviceDriver):
+    """It has none of the methods that every driver has."""
+
+    name, device_class = "unfinished", "gpu"
+
+
+class NeverDetaches(ToyDriver):
+    """It could not undo what it does."""
+
+    def attach(self, *_request: object) -> None:
+        """Attach nothing."""
+
+
 class BadName(ToyDriver):
     """Its name is no DNS label."""
 
@@ -81,7 +103,10 @@ def test_registry_gives_the_drivers_of_the_class_by_name_when_plugins_are_instal
         pytest.param(_line("broken", "FirstToy", "no_such_module_anywhere"), "ModuleNotFoundError", id="module is missing"),
         pytest.param(_line("broken", "Missing"), "AttributeError", id="class is missing"),
         pytest.param(_line("broken", "fails"), "no library", id="constructor fails"),
-        pytest.param(_line("broken", "NoDriver"), "lacks device_class, discover", id="no driver at all"),
+        pytest.param(_line("broken", "NoDriver"), "derive the class from topobus.devicekit.driver.DeviceDriver", id="no driver at all"),
+        pytest.param(_line("broken", "Nameless"), "lacks device_class", id="no class"),
+        pytest.param(_line("broken", "Unfinished"), "abstract method", id="a method is missing"),
+        pytest.param(_line("broken", "NeverDetaches"), "lacks the methods to_attach, detach", id="attaches and never detaches"),
         pytest.param(_line("broken", "BadName"), "DNS label", id="bad name"),
     ],
 )

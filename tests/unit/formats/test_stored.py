@@ -141,7 +141,7 @@ def test_machine_and_inventory_fit_when_a_node_has_thousands_of_cpus(count: int,
             for cpu in range(count)
         ),
     )
-    devices = LinuxCpuDriver().discover(Tree(HardwareSettings(root=str(tmp_path))), machine)
+    devices = LinuxCpuDriver().discover(Tree(HardwareSettings(root=str(tmp_path))), machine).devices
     value = Inventory(node="n", device_class="cpu", generation=1, devices=tuple(structs.replace(device, health=SICK) for device in devices))
 
     assert len(devices) == count

@@ -145,7 +145,7 @@ def test_claim_is_refused_when_nothing_is_programmed_here(bench: DflBench) -> No
     bench.restart()
 
     assert bench.refusal("matrix")[0] == "programming-off"
-    assert not bench.driver.cleans
+    assert not bench.driver.capabilities.cleans
 
 
 @pytest.mark.parametrize("looks_only", [True, False])

@@ -25,7 +25,7 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> RecordedMachine:
 def discover(machine: RecordedMachine, driver: DeviceDriver) -> tuple[Device, ...]:
     """Find a driver's devices."""
     tree = Tree(HardwareSettings(root=str(machine.root)))
-    return tuple(driver.discover(tree, read_machine(tree, "n")))
+    return tuple(driver.discover(tree, read_machine(tree, "n")).devices)
 
 
 def look(machine: RecordedMachine, driver: DeviceDriver, devices: tuple[Device, ...]) -> dict[str, list[tuple[HealthState, str]]]:

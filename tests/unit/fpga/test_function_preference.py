@@ -19,6 +19,7 @@ from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec, Slic
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.fpga.config import FunctionSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -63,12 +64,12 @@ def cards(tmp_path: Path) -> dict[str, Device]:
     tree = Tree(HardwareSettings(root=str(root)))
     driver = IntelDflDriver(FileDflProgrammer(root))
     machine = read_machine(tree, "n")
-    (other,) = driver.discover(tree, machine)
+    (other,) = driver.discover(tree, machine).devices
     add(tmp_path / "store", gbs(), "matrix")
-    driver.configure(FunctionSettings(store=str(tmp_path / "store")), can_program=True)
-    (fitting,) = driver.discover(tree, machine)
+    driver.configure(FpgaServices(functions=FunctionSettings(store=str(tmp_path / "store")), can_program=True))
+    (fitting,) = driver.discover(tree, machine).devices
     FileDflProgrammer(root).program(str(root / "dev/dfl-fme.0"), str(root / "dev/dfl-port.0"), 0, FUNCTION.encode())
-    (loaded,) = driver.discover(tree, machine)
+    (loaded,) = driver.discover(tree, machine).devices
     return {
         name: msgspec.structs.replace(device, name=f"fpga-{name}")
         for name, device in (("other", other), ("fitting", fitting), ("loaded", loaded))

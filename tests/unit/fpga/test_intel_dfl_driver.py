@@ -61,7 +61,8 @@ class Node:
     def discover(self) -> tuple[Device, ...]:
         """Find the cards."""
         node = NumaNode(id=1, cpus=CpuSet(0), memory_bytes=1)
-        return tuple(self.driver.discover(self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=(FUNCTION,))))
+        self.discovery = self.driver.discover(self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=(FUNCTION,)))
+        return tuple(self.discovery.devices)
 
     def look(self, devices: tuple[Device, ...]) -> list[Observation]:
         """Give all that the driver sees of the only card."""
@@ -101,7 +102,7 @@ def test_discover_leaves_an_unreadable_card_out_and_says_so(node: Node) -> None:
     node.write(f"{ENGINE}/errors/pcie0_errors", "oops")
 
     assert node.discover() == ()
-    assert "pcie0_errors" in node.driver.warnings[0]
+    assert "pcie0_errors" in node.discovery.warnings[0]
 
 
 def test_observe_finds_nothing_when_all_registers_are_zero(node: Node) -> None:
@@ -171,7 +172,7 @@ def test_discover_leaves_the_card_out_when_its_ports_are_virtual_functions(node:
     refusal = node.driver.prepare(node.tree, devices, CONTEXT)
 
     assert node.discover() == ()
-    assert node.driver.warnings == (f"{ADDRESS} is not offered: it has 2 virtual functions on, which are offered instead",)
+    assert node.discovery.warnings == (f"{ADDRESS} is not offered: it has 2 virtual functions on, which are offered instead",)
     assert isinstance(refusal, Refusal)
     assert [reason.code for reason in refusal.reasons] == ["device-not-offered"]
 
@@ -262,4 +263,4 @@ def test_discover_leaves_a_card_out_when_it_has_an_engine_alone(node: Node) -> N
     (node.root / PORT).rmdir()
 
     assert node.discover() == ()
-    assert node.driver.warnings == ("0000:5e:00.0 is not offered: it has no port, and its management engine is for nobody's container",)
+    assert node.discovery.warnings == ("0000:5e:00.0 is not offered: it has no port, and its management engine is for nobody's container",)

@@ -75,7 +75,8 @@ class Slot:
     def discover(self) -> tuple[Device, ...]:
         """Find the cards."""
         node = NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1)
-        return tuple(self.driver.discover(self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=self.functions)))
+        self.discovery = self.driver.discover(self.tree, Machine(node="n", numa_nodes=(node,), cpus=(), pci_devices=self.functions))
+        return tuple(self.discovery.devices)
 
     def look(self, devices: tuple[Device, ...]) -> list[tuple[HealthState, str]]:
         """Give state and reason of all that the driver sees of the only card."""
@@ -221,7 +222,7 @@ def test_discover_leaves_the_card_out_when_its_user_function_is_passed_through(t
     slot = Slot(tmp_path, functions=(MANAGEMENT, msgspec.structs.replace(USER, driver="vfio-pci")))
 
     assert slot.discover() == ()
-    assert slot.driver.warnings == (f"{USER.address} is not offered: kernel driver vfio-pci holds it for passthrough",)
+    assert slot.discovery.warnings == (f"{USER.address} is not offered: kernel driver vfio-pci holds it for passthrough",)
 
 
 SECOND = msgspec.structs.replace(USER, address=PciAddress.parse("0000:3b:00.2"))

@@ -15,6 +15,7 @@ from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.fpga.config import FunctionSettings
+from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.fpga.programmer import XrtProgrammer
 from topobus.sysfs.machine import read_machine
@@ -44,11 +45,11 @@ class Bench:
         """Begin anew with what the journal knows."""
         programmer: XrtProgrammer = self.programmer
         self.driver = XilinxDriver(programmer)
-        self.driver.configure(FunctionSettings(store=str(self.store)), can_program=True)
+        self.driver.configure(FpgaServices(functions=FunctionSettings(store=str(self.store)), can_program=True))
 
     def card(self) -> Device:
         """Find the card."""
-        return self.driver.discover(self.tree, read_machine(self.tree, "n"))[0]
+        return self.driver.discover(self.tree, read_machine(self.tree, "n")).devices[0]
 
     def prepare(self, function: str, owner: Owner = ONE) -> object:
         """Prepare the card with a function, long work to its end."""
@@ -124,7 +125,7 @@ def test_card_is_programmed_anew_when_it_was_passed_through_in_between(bench: Be
     own = driver_link.readlink()
     driver_link.unlink()
     driver_link.symlink_to(own.parent / "vfio-pci")
-    names = [device.name for device in bench.driver.discover(bench.tree, read_machine(bench.tree, "n"))]
+    names = [device.name for device in bench.driver.discover(bench.tree, read_machine(bench.tree, "n")).devices]
     driver_link.unlink()
     driver_link.symlink_to(own)
 

@@ -13,6 +13,7 @@ import pytest
 
 from support.amd_bench import AmdBench
 from support.gpu_processes import add_process
+from topobus.devicekit.driver import HostServices
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs.journaled_verbs import JournaledWork
 from topobus.formats.kubernetes.limit_rules import MAX_COUNTERS
@@ -46,14 +47,14 @@ def test_discover_offers_the_same_devices_when_the_card_is_in_any_mode(bench: Am
     assert after[CARD] == before[CARD]
     assert before[f"{CARD}-qpx-3"].capacity["memory"] == before[f"{CARD}-cpx-0"].capacity["memory"] * 2
     assert before[f"{CARD}-cpx-7"].attributes["computeUnits"] == 38
-    assert bench.driver.kept == ()
+    assert bench.discovery.kept == ()
 
 
 def test_counters_fit_into_a_slice_when_a_card_has_four_modes(bench: AmdBench) -> None:
     """Seven counters in one set: what Kubernetes lets a set, a device and a slice have."""
     devices = bench.discover()
 
-    sets = bench.driver.counter_sets(tuple(devices.values()))
+    sets = bench.discovery.counter_sets
 
     assert [(counter_set.name, len(counter_set.counters)) for counter_set in sets] == [(CARD, 1 + 2 + 4)]
     assert len(sets[0].counters) <= MAX_COUNTERS
@@ -63,7 +64,7 @@ def test_counters_fit_into_a_slice_when_a_card_has_four_modes(bench: AmdBench) -
 def test_all_parts_of_one_mode_fit_and_no_two_of_different_modes(bench: AmdBench) -> None:
     """The counters say of each pair of devices whether one card can be both at once."""
     devices = bench.discover()
-    partitions = Partitions(devices.values(), bench.driver.counter_sets(tuple(devices.values())))
+    partitions = Partitions(devices.values(), bench.discovery.counter_sets)
 
     together = {
         (first, second) for first in devices for second in devices if first != second and partitions.shortage((first,), (second,)) is None
@@ -80,7 +81,7 @@ def test_all_parts_of_one_mode_fit_and_no_two_of_different_modes(bench: AmdBench
 
 def test_card_is_offered_as_it_is_when_nothing_is_cut_on_demand(bench: AmdBench) -> None:
     """Without the setting a card is what it is now, and counts nothing."""
-    bench.driver.cuts_on_demand = False
+    bench.driver.configure(HostServices())
 
     devices = bench.discover()
 

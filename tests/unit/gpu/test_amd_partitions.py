@@ -21,7 +21,7 @@ _SPELLINGS = ("amdgpu_xcp_{}", "amdgpu_xcp.{}")
 
 
 def _discover(machine: KfdMachine, driver: AmdDriver | None = None) -> tuple[Device, ...]:
-    return tuple((driver or AmdDriver()).discover(machine.tree, machine.machine))
+    return tuple((driver or AmdDriver()).discover(machine.tree, machine.machine).devices)
 
 
 def _nodes(machine: KfdMachine, devices: tuple[Device, ...]) -> dict[str, list[str]]:
@@ -90,8 +90,10 @@ def test_discover_describes_a_partition_when_its_card_is_cut(cpx: KfdMachine) ->
     assert {name: partition.attributes[name] for name in wanted} == wanted
     # The capture's partitions share one unique id, which names none of them.
     assert partition.uuid == ""
-    assert len(driver.warnings) == 8
-    assert driver.warnings[0] == ("0000:05:00.0 is not offered: it is in mode CPX, and its 8 partitions are offered instead")
+    assert len(driver.discover(cpx.tree, cpx.machine).warnings) == 8
+    assert driver.discover(cpx.tree, cpx.machine).warnings[0] == (
+        "0000:05:00.0 is not offered: it is in mode CPX, and its 8 partitions are offered instead"
+    )
 
 
 def test_discover_takes_memory_from_the_banks_when_kfd_has_them(tmp_path: Path) -> None:
@@ -146,7 +148,10 @@ def test_a_card_is_never_offered_whole_beside_its_parts_when_its_mode_changes(cp
         assert kinds == ["partition"] * kept
     else:
         assert kinds == []
-        assert driver.warnings[0] == f"{first} is not offered: it is in mode {mode}, and KFD lists {kept} of its parts"
+        assert (
+            driver.discover(cpx.tree, cpx.machine).warnings[0]
+            == f"{first} is not offered: it is in mode {mode}, and KFD lists {kept} of its parts"
+        )
 
 
 def test_prepare_refuses_a_partition_when_the_card_was_cut_otherwise(cpx: KfdMachine) -> None:

@@ -42,7 +42,7 @@ def _tree(recorded: RecordedMachine, **settings: Any) -> Tree:
 
 
 def _prepare(driver: DeviceDriver, tree: Tree, owner: Owner = _CLAIM, *config: dict[str, Any]) -> dict[str, ContainerEdits] | Refusal:
-    devices = driver.discover(tree, read_machine(tree, "n1"))
+    devices = driver.discover(tree, read_machine(tree, "n1")).devices
     answer = driver.prepare(tree, devices, PrepareContext(owner=owner, config=config))
     assert isinstance(answer, dict | Refusal)
     return answer
@@ -114,7 +114,7 @@ def test_inventory_warns_and_the_runtime_is_left_to_bring_the_files_when_they_ar
     driver, tree = NvidiaDriver(), _tree(pair, root=str(root))
 
     common = _common(_prepare(driver, tree))
-    (warning,) = [text for text in driver.warnings if "driver's files" in text]
+    (warning,) = [text for text in driver.discover(tree, read_machine(tree, "n1")).warnings if "driver's files" in text]
     refused = _prepare(NvidiaDriver(), _tree(pair, root=str(root), bring="always"))
     missing.write_bytes(data)
     healed = _common(_prepare(driver, tree))
@@ -125,7 +125,7 @@ def test_inventory_warns_and_the_runtime_is_left_to_bring_the_files_when_they_ar
     assert isinstance(refused, Refusal)
     assert refused.reasons[0].code == "driver-files-incomplete"
     assert healed.env["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert not [text for text in driver.warnings if "driver's files" in text]
+    assert not [text for text in driver.discover(tree, read_machine(tree, "n1")).warnings if "driver's files" in text]
 
 
 def test_files_are_found_once_when_nothing_changes(pair: RecordedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_names_by_address_come_along_when_the_host_has_them(other_gpus: tuple[De
     """Media libraries find a GPU by its address: each name is a node of the same device."""
     driver, recorded = other_gpus
     tree = _tree(recorded)
-    first = driver.discover(tree, read_machine(tree, "n1"))[0]
+    first = driver.discover(tree, read_machine(tree, "n1")).devices[0]
     (recorded.root / "dev/dri/by-path").mkdir()
     (recorded.root / f"dev/dri/by-path/pci-{first.pci}-render").symlink_to("../renderD128")
 

@@ -14,6 +14,7 @@ from support.gpu_processes import POD_UID, add_process, end_recorded
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers, Timer
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
@@ -59,7 +60,7 @@ class _Nvidia:
         self.address = recorded.pci("h100")[0]
         self.driver = NvidiaDriver()
         self.driver.leftovers = Leftovers(timer=self.time.timer)
-        self.device = self.driver.discover(self.tree, read_machine(self.tree, "n1"))[0]
+        self.device = self.driver.discover(self.tree, read_machine(self.tree, "n1")).devices[0]
 
     def come(self) -> None:
         """Have an owner come to the idle GPU."""
@@ -191,7 +192,7 @@ def test_clean_sees_who_has_the_node_open_when_there_is_no_nvml(recorded: Record
     tree, time = Tree(HardwareSettings(root=str(recorded.root))), _Time()
     driver = NvidiaDriver()
     driver.leftovers = Leftovers(timer=time.timer)
-    first, second = driver.discover(tree, read_machine(tree, "n1"))
+    first, second = driver.discover(tree, read_machine(tree, "n1")).devices
     minor = _minor(recorded, first)
     add_process(recorded.root, 4711, pod="trainer-0", node=f"nvidia{minor}")
 
@@ -209,7 +210,7 @@ def test_clean_sees_kfds_processes_and_memory_when_the_gpu_is_amds(tmp_path: Pat
     recorded = build(_PROFILES / "mi210-pair.toml", tmp_path / "machine")
     tree, driver = Tree(HardwareSettings(root=str(recorded.root))), AmdDriver()
     driver.leftovers = Leftovers(timer=_Time().timer)
-    first, second = driver.discover(tree, read_machine(tree, "n1"))
+    first, second = driver.discover(tree, read_machine(tree, "n1")).devices
     nodes = sorted(
         path
         for path in (recorded.root / "sys/class/kfd/kfd/topology/nodes").iterdir()
@@ -245,16 +246,16 @@ def _intel(tmp_path: Path) -> tuple[ChecksLeftovers, Tree, Device]:
     recorded = build("laptop", tmp_path / "machine")
     tree, driver = Tree(HardwareSettings(root=str(recorded.root))), IntelDriver()
     driver.leftovers = Leftovers(timer=_Time().timer)
-    return driver, tree, driver.discover(tree, read_machine(tree, "n1"))[0]
+    return driver, tree, driver.discover(tree, read_machine(tree, "n1")).devices[0]
 
 
 def test_check_that_is_switched_off_is_no_cleaning(recorded: RecordedMachine) -> None:
     """The kit then writes no journal for GPUs and cleans nothing."""
     driver = NvidiaDriver()
-    before = driver.cleans
-    driver.configure(LeftoverSettings(check=False))
+    before = driver.capabilities.cleans
+    driver.configure(GpuServices(leftovers=LeftoverSettings(check=False)))
 
-    assert (before, driver.cleans) == (True, False)
+    assert (before, driver.capabilities.cleans) == (True, False)
 
 
 @pytest.mark.parametrize("kill", [False, True])

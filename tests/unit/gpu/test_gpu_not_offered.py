@@ -31,7 +31,7 @@ class _Node:
         self.first, self.second = recorded.pci(card)
 
     def discover(self) -> tuple[Device, ...]:
-        return tuple(self.driver.discover(self.tree, read_machine(self.tree, "n1")))
+        return tuple(self.driver.discover(self.tree, read_machine(self.tree, "n1")).devices)
 
     def bind(self, address: str, kernel_driver: str) -> None:
         """Bind a function to another kernel driver."""
@@ -41,7 +41,7 @@ class _Node:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(getattr(self.driver, "warnings", ()))
+        return tuple(self.driver.discover(self.tree, read_machine(self.tree, "n1")).warnings)
 
 
 @pytest.fixture(params=["nvidia", "amd"])
@@ -105,10 +105,12 @@ def test_intel_leaves_a_gpu_out_when_a_passthrough_driver_holds_it(tmp_path: Pat
     """Intel's driver follows the same rule."""
     recorded = build("laptop", tmp_path / "machine")
     tree, driver = Tree(HardwareSettings(root=str(recorded.root))), IntelDriver()
-    (graphics,) = driver.discover(tree, read_machine(tree, "n1"))
+    (graphics,) = driver.discover(tree, read_machine(tree, "n1")).devices
     link = recorded.root / recorded.folder(str(graphics.pci)) / "driver"
     link.unlink()
     link.symlink_to("/sys/bus/pci/drivers/vfio-pci")
 
-    assert driver.discover(tree, read_machine(tree, "n1")) == ()
-    assert driver.warnings == (f"{graphics.pci} is not offered: kernel driver vfio-pci holds it for passthrough",)
+    assert driver.discover(tree, read_machine(tree, "n1")).devices == ()
+    assert driver.discover(tree, read_machine(tree, "n1")).warnings == (
+        f"{graphics.pci} is not offered: kernel driver vfio-pci holds it for passthrough",
+    )

@@ -30,7 +30,7 @@ def _tree(recorded: RecordedMachine) -> Tree:
 
 def _discover(driver: DeviceDriver, recorded: RecordedMachine) -> tuple[Device, ...]:
     tree = _tree(recorded)
-    return tuple(driver.discover(tree, read_machine(tree, "n1")))
+    return tuple(driver.discover(tree, read_machine(tree, "n1")).devices)
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from support.sriov_bench import COUNT, SriovBench
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import PartitionSettings
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.testing.drivers.deaths import deaths
 from topobus.values.device import DeviceRole
@@ -22,7 +25,7 @@ PARTS = [f"gpu-0000-3b-02-{index}" for index in range(COUNT)]
 def make_driver() -> IntelDriver:
     """Make a driver that looks at no leftovers: the processes of this machine are not the card's."""
     driver = IntelDriver()
-    driver.configure(LeftoverSettings(check=False))
+    driver.configure(GpuServices(leftovers=LeftoverSettings(check=False)))
     return driver
 
 
@@ -109,7 +112,7 @@ def test_card_is_offered_beside_its_functions_when_parents_are_counted(bench: Sr
     bench.driver.on_demand_functions.rules = ()
     bench.kernel.set_number(COUNT)
     hidden = list(bench.look())
-    bench.driver.offers_parents = True
+    bench.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
     counted = bench.look()
 
     given = bench.get("a", CARD)

@@ -25,7 +25,7 @@ class Laptop:
         self.tree = Tree(HardwareSettings(root=str(root)))
         self._sent: list[Uevent] = []
         self.driver = IntelDriver(WedgeEvents(lambda _: self))
-        self.devices: tuple[Device, ...] = tuple(self.driver.discover(self.tree, read_machine(self.tree, "n")))
+        self.devices: tuple[Device, ...] = tuple(self.driver.discover(self.tree, read_machine(self.tree, "n")).devices)
         self.folder = self.machine.folder(str(self.devices[0].pci))
 
     def pending(self) -> list[Uevent]:
@@ -95,14 +95,12 @@ def test_intel_inventory_warns_when_the_kernel_gives_no_events(laptop: Laptop, m
     """Who runs the service in a user namespace of its own learns that this sign is missing; of a recorded machine nobody expects it."""
     driver = IntelDriver(WedgeEvents(lambda _: UeventsUnavailable(reason="no uevent socket: Permission denied")))
     machine = read_machine(laptop.tree, "n")
-    driver.discover(laptop.tree, machine)
-    recorded = driver.warnings
+    recorded = driver.discover(laptop.tree, machine).warnings
     monkeypatch.setattr(Tree, "is_recorded", False)
     blind = IntelDriver(WedgeEvents(lambda _: UeventsUnavailable(reason="no uevent socket: Permission denied")))
-    blind.discover(laptop.tree, machine)
 
     assert recorded == ()
-    assert blind.warnings == ("a wedged GPU is not told: no uevent socket: Permission denied",)
+    assert blind.discover(laptop.tree, machine).warnings == ("a wedged GPU is not told: no uevent socket: Permission denied",)
 
 
 @pytest.mark.parametrize(

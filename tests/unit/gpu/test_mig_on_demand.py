@@ -12,7 +12,8 @@ from support.fake_mig import A100_40, as_somebody
 from support.fake_nvml import needs_gcc
 from support.mig_life import OTHER, MigLife, mig_life
 from topobus.devicekit.device_record import Step
-from topobus.devicekit.driver import CountingDriver, CuttingDriver, RecallingDriver
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import PartitionSettings
 from topobus.gpu.mig.nvml_mig import destroy_instance
 from topobus.values.errors import HardwareError
 from topobus.values.outcome import Refusal
@@ -35,9 +36,7 @@ def test_every_placement_is_a_device_with_counters(life: MigLife) -> None:
     names = [name.removeprefix(f"{life.parent}-mig-") for name in devices if name.startswith(life.parent)]
     assert len(names) == 7 + 7 + 4 + 3 + 2 + 1 + 1
     assert {"1g-10gb-6", "1g-10gb-me-0", "1g-20gb-6", "2g-20gb-4", "3g-40gb-4", "4g-40gb-0", "7g-80gb-0"} <= set(names)
-    for protocol in (CuttingDriver, CountingDriver, RecallingDriver):
-        assert isinstance(life.driver, protocol)
-    (counted,) = life.driver.counter_sets(list(devices.values()))
+    (counted,) = life.node.discovery.counter_sets
     assert counted.name == life.parent
     assert partitioned(list(devices.values()), [counted])[2] == {}
     (other,) = [device for device in devices.values() if not device.parent]
@@ -84,11 +83,13 @@ def test_instance_that_somebody_made_is_left_alone_and_counted(life: MigLife) ->
     blocked = {name for name, seen in life.node.observe(list(devices.values())).items() if seen == [("mig-occupied", "")]}
     wanted = {"7g-80gb-0", "3g-40gb-4", "2g-20gb-4", "1g-20gb-4", "1g-10gb-4", *(f"1g-10gb-me-{start}" for start in range(7))}
     assert blocked == {f"{life.parent}-mig-{name}" for name in wanted}
-    (counted,) = life.driver.counter_sets(list(devices.values()))
+    (counted,) = life.node.discovery.counter_sets
     assert {key: counted.counters[key] for key in ("memory-slice-4", "memory-slice-5", "compute-slices", "ofa-engines", "profile-20")} == {
         "memory-slice-4": 0, "memory-slice-5": 1, "compute-slices": 6, "ofa-engines": 0, "profile-20": 0,
     }  # fmt: skip
-    assert any(f"GPU instance {gi} (1g.10gb+me from memory slice 4 on) is somebody else's" in warning for warning in life.driver.warnings)
+    assert any(
+        f"GPU instance {gi} (1g.10gb+me from memory slice 4 on) is somebody else's" in warning for warning in life.node.discovery.warnings
+    )
     assert partitioned(list(devices.values()), [counted])[2] == {}
     assert not isinstance(life.prepare(devices[f"{life.parent}-mig-4g-40gb-0"]), Refusal)
     life.unprepare(devices[f"{life.parent}-mig-4g-40gb-0"])
@@ -104,8 +105,8 @@ def test_own_instances_are_not_somebody_elses_after_a_restart(life: MigLife) -> 
     devices = life.discover()
 
     assert life.node.observe(list(devices.values())) == {}
-    assert life.driver.counter_sets(list(devices.values()))[0].counters["memory-slice-2"] == 1
-    assert not any("somebody else" in warning for warning in life.driver.warnings)
+    assert life.node.discovery.counter_sets[0].counters["memory-slice-2"] == 1
+    assert not any("somebody else" in warning for warning in life.node.discovery.warnings)
 
 
 def test_instance_that_is_given_back_during_a_look_is_nobody_elses(life: MigLife) -> None:
@@ -119,13 +120,13 @@ def test_instance_that_is_given_back_during_a_look_is_nobody_elses(life: MigLife
             acts.pop()()
         return life.journal.steps_of(name)
 
-    life.driver.recorded = recorded
+    life.driver.configure(HostServices(partitions=PartitionSettings(on_demand=True), recorded=recorded))
     devices = life.discover()
 
     assert acts == []
     assert life.node.observe(list(devices.values())) == {}
-    assert life.driver.counter_sets(list(devices.values()))[0].counters["memory-slice-2"] == 1
-    assert not any("somebody else" in warning for warning in life.driver.warnings)
+    assert life.node.discovery.counter_sets[0].counters["memory-slice-2"] == 1
+    assert not any("somebody else" in warning for warning in life.node.discovery.warnings)
 
 
 def test_prepare_is_refused_when_somebody_was_quicker(life: MigLife) -> None:
@@ -236,7 +237,8 @@ def test_fault_of_an_instance_reaches_the_device_it_was_made_for(life: MigLife) 
 def test_placements_of_an_a100_share_one_jpeg_engine(tmp_path: Path) -> None:
     """An A100 has one JPEG engine, which the whole and the one +me take."""
     with mig_life(tmp_path, A100_40) as life:
-        (counted,) = life.driver.counter_sets(list(life.discover().values()))
+        life.discover()
+        (counted,) = life.node.discovery.counter_sets
 
     assert {key: counted.counters[key] for key in ("compute-slices", "decoders", "jpeg-engines", "ofa-engines", "profile-20")} == {
         "compute-slices": 7, "decoders": 5, "jpeg-engines": 1, "ofa-engines": 1, "profile-20": 1,

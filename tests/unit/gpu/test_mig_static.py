@@ -12,7 +12,8 @@ from support.driver_roots import VERSION, driver_root
 from support.fake_mig import as_somebody
 from support.fake_nvml import needs_gcc
 from support.mig_node import MigNode, mig_node
-from topobus.devicekit.driver import ParentingDriver
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import PartitionSettings
 from topobus.formats.messages.messages import Prepared
 from topobus.gateway.containers.rules.edit_limits import SHIPPED_RIGHTS, refuse_forbidden
 from topobus.gpu.mig.nvml_mig import destroy_instance
@@ -60,7 +61,7 @@ def test_instances_are_devices_beside_a_gpu_without_mig(node: MigNode) -> None:
         "memory": 40448 << 20, "multiprocessors": 60, "copyEngines": 3, "decoders": 3, "encoders": 0, "jpegEngines": 3, "ofaEngines": 0,
     }  # fmt: skip
     assert (devices[slice_].capacity["ofaEngines"], devices[slice_].attributes["profile"]) == (1, "1g.10gb+me")
-    assert [(str(kept.pci), kept.role) for kept in node.driver.kept] == [(node.first, DeviceRole.PARTITION_PARENT)]
+    assert [(str(kept.pci), kept.role) for kept in node.discovery.kept] == [(node.first, DeviceRole.PARTITION_PARENT)]
 
 
 def test_parts_of_an_instance_are_devices_of_their_own(node: MigNode) -> None:
@@ -223,8 +224,7 @@ def test_use_of_an_instance_is_its_own(node: MigNode) -> None:
 def test_parent_is_offered_beside_its_instances_when_parents_are_counted(node: MigNode) -> None:
     """It has the capabilities of all of them, and is refused when none is left."""
     gis = [node.make("1g.10gb", start) for start in (0, 1)]
-    assert isinstance(node.driver, ParentingDriver)
-    node.driver.offers_parents = True
+    node.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
     devices = node.discover()
 
     good, sets, faults = partitioned(list(devices.values()), ())

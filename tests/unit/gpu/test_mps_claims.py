@@ -14,6 +14,7 @@ from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, refuse_forbi
 from topobus.gpu.config import MpsSettings
 from topobus.gpu.mps.claims import MpsPlan, MpsSharing, client_limits
 from topobus.gpu.mps.daemon_state import Limits
+from topobus.gpu.mps.daemons import MpsDaemons
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.values.device import Device
 from topobus.values.device_sharing import DeviceSharing
@@ -43,8 +44,7 @@ def _plan(
     partitions: tuple[str, ...] = (),
     **mps: Any,
 ) -> MpsPlan | Refusal | None:
-    sharing = MpsSharing()
-    sharing.configure(MpsSettings(owned=True, **mps))
+    sharing = MpsSharing(MpsDaemons(MpsSettings(owned=True, **mps)))
     context = PrepareContext(owner=_OWNER, shares=shares or {})
     return sharing.plan(devices, context, Sharing(strategy=MPS), settings, version="", partitions=partitions)
 

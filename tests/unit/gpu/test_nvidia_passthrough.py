@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import pytest
 
-from topobus.devicekit.hands import SwitchedDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
@@ -43,10 +42,10 @@ def test_nvml_leaves_a_gpu_alone_from_letting_go_to_taking_back(recorded: Record
     first, during, after = (_AskedLibrary(*map(Gpu, addresses)) for _ in range(3))
     driver = NvidiaDriver(started(first, during, after))
     machine = read_machine(tree, "n1")
-    devices = driver.discover(tree, machine)
+    devices = driver.discover(tree, machine).devices
 
     driver.let_go(tree, devices[0])
-    looked = driver.discover(tree, machine)
+    looked = driver.discover(tree, machine).devices
     seen = driver.observe(tree, devices)
     driver.take_back(tree, devices[0])
     driver.observe(tree, devices)
@@ -63,10 +62,9 @@ def test_own_node_of_a_gpu_is_named_for_the_look_at_who_uses_it(recorded: Record
     """The node of CUDA stands in no folder of sysfs; without NVML, letting go and taking back are nothing. The maker's runtime adds no GPU to such a container."""
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     driver = NvidiaDriver()
-    first, second = driver.discover(tree, read_machine(tree, "n1"))
+    first, second = driver.discover(tree, read_machine(tree, "n1")).devices
     driver.let_go(tree, first)
     driver.take_back(tree, first)
 
-    assert isinstance(driver, SwitchedDriver)
     assert [list(driver.own_nodes(tree, device)) for device in (first, second)] == [["nvidia0"], ["nvidia1"]]
     assert driver.passthrough_variables == MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})

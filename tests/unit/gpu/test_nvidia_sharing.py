@@ -30,7 +30,7 @@ def _prepare(recorded: RecordedMachine, **sharing: Any) -> ContainerEdits | Refu
     """Prepare both GPUs; gives what is common to them."""
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     driver = NvidiaDriver()
-    devices = driver.discover(tree, read_machine(tree, "n1"))
+    devices = driver.discover(tree, read_machine(tree, "n1")).devices
     config = {"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", **sharing}
     answer = driver.prepare(tree, devices, PrepareContext(owner=_OWNER, config=(config,)))
     return answer if isinstance(answer, Refusal) else answer[""]

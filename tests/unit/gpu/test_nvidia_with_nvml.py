@@ -33,7 +33,7 @@ def test_driver_prefers_nvml_when_it_is_there(recorded: RecordedMachine) -> None
     addresses = [PciAddress.parse(address) for address in recorded.pci("h100")]
     driver = NvidiaDriver(started(Library(*(Gpu(address, links=["switch"] * 18) for address in addresses))))
 
-    first, second = driver.discover(tree, read_machine(tree, "n1"))
+    first, second = driver.discover(tree, read_machine(tree, "n1")).devices
 
     assert first.uuid == f"GPU-nvml-{addresses[0].bus:x}"
     assert first.capacity == {"memory": 85_520_809_984}
@@ -45,10 +45,10 @@ def test_driver_degrades_to_sysfs_when_the_library_does_not_load(recorded: Recor
     tree = Tree(HardwareSettings(root=str(recorded.root), library_path=str(tmp_path)))
     driver = NvidiaDriver()
 
-    devices = driver.discover(tree, read_machine(tree, "n1"))
+    devices = driver.discover(tree, read_machine(tree, "n1")).devices
 
     assert [device.uuid[:4] for device in devices] == ["GPU-", "GPU-"]
-    assert "without NVLink and ECC" in driver.warnings[0]
+    assert "without NVLink and ECC" in driver.discover(tree, read_machine(tree, "n1")).warnings[0]
 
 
 def test_driver_never_asks_nvml_when_the_tree_is_recorded(recorded: RecordedMachine) -> None:
@@ -56,8 +56,8 @@ def test_driver_never_asks_nvml_when_the_tree_is_recorded(recorded: RecordedMach
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     driver = NvidiaDriver()
 
-    assert len(driver.discover(tree, read_machine(tree, "n1"))) == 2
-    assert driver.warnings == ()
+    assert len(driver.discover(tree, read_machine(tree, "n1")).devices) == 2
+    assert driver.discover(tree, read_machine(tree, "n1")).warnings == ()
 
 
 def test_driver_does_not_offer_a_gpu_when_nvml_says_that_mig_is_on(recorded: RecordedMachine) -> None:
@@ -66,10 +66,14 @@ def test_driver_does_not_offer_a_gpu_when_nvml_says_that_mig_is_on(recorded: Rec
     addresses = [PciAddress.parse(address) for address in recorded.pci("h100")]
     driver = NvidiaDriver(started(MigLibrary(*map(Gpu, addresses))))
 
-    devices = driver.discover(tree, read_machine(tree, "n1"))
+    devices = driver.discover(tree, read_machine(tree, "n1")).devices
 
     assert [device.pci for device in devices] == [addresses[1]]
-    assert driver.warnings[0].startswith(f"{addresses[0]} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU")
+    assert (
+        driver.discover(tree, read_machine(tree, "n1"))
+        .warnings[0]
+        .startswith(f"{addresses[0]} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU")
+    )
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["uuids-known", "one-uuid-unknown"])
@@ -79,7 +83,7 @@ def test_driver_never_leaves_the_variable_to_the_image(recorded: RecordedMachine
     if not is_known:
         recorded.write(f"proc/driver/nvidia/gpus/{recorded.pci('h100')[0]}/information", "Device Minor: \t 0")
     driver = NvidiaDriver()
-    devices = driver.discover(tree, read_machine(tree, "n1"))
+    devices = driver.discover(tree, read_machine(tree, "n1")).devices
 
     edits = driver.prepare(tree, devices, PrepareContext(owner=_OWNER))
 
@@ -93,7 +97,7 @@ def test_driver_tells_an_excluded_gpu_when_the_module_leaves_it_alone(recorded: 
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     recorded.write(f"proc/driver/nvidia/gpus/{recorded.pci('h100')[0]}/information", "Device Minor: \t 0\nGPU Excluded:\t Yes")
     driver = NvidiaDriver()
-    devices = driver.discover(tree, read_machine(tree, "n1"))
+    devices = driver.discover(tree, read_machine(tree, "n1")).devices
 
     seen = driver.observe(tree, devices)
 

@@ -16,6 +16,7 @@ from topobus.devicekit.verbs.prepare import Preparer
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.gpu import time_slices
 from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.process.readiness import Readiness
 from topobus.simulation.machines import build
@@ -63,7 +64,7 @@ class Node:
         shutil.copy(DATA / "fake_smi" / "nvidia-smi", self.programs / "nvidia-smi")
         files = DriverFilesSettings(root=str(root / "driver"), bring="never")
         self.tree = Tree(HardwareSettings(root=str(self.recorded.root), driver_files=files))
-        discovered = NvidiaDriver().discover(self.tree, read_machine(self.tree, "n1"))
+        discovered = NvidiaDriver().discover(self.tree, read_machine(self.tree, "n1")).devices
         strategy = {"strategy": "TimeSlicing", "time_slice": time_slice} if time_slice else {}
         pool = SharedPool(name="gpu-shared", where=(Condition(field="driver", equals="nvidia"),), replicas=4, **strategy)  # type: ignore[arg-type]
         self.gpu = with_sharing([structs.replace(discovered[0], driver="nvidia", pool="gpu-shared")], [pool])[0]
@@ -96,7 +97,7 @@ class Life:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.driver = NvidiaDriver()
-        self.driver.configure(LeftoverSettings(check=False))
+        self.driver.configure(GpuServices(leftovers=LeftoverSettings(check=False)))
         clock = ManualClock()
         isolated = {"nvidia": IsolatedDriver(self.driver, timeout_s=LIMIT_S, clock=clock)}
         devices = {node.gpu.name: node.gpu}

@@ -9,9 +9,9 @@ import pytest
 
 from support.sysfs_trees import write
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.hands import AttachingDriver, CheckingDriver
+from topobus.devicekit.driver import Capabilities, DeviceDriver, PrepareContext
 from topobus.nic.config import InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
@@ -50,7 +50,7 @@ def epyc(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tree, tuple[Device, 
     """A machine with virtual functions."""
     machine: RecordedMachine = build("epyc-8numa", tmp_path_factory.mktemp("epyc") / "machine")
     tree = Tree(HardwareSettings(root=str(machine.root)))
-    return tree, tuple(PciNetdevDriver().discover(tree, read_machine(tree, "n")))
+    return tree, tuple(PciNetdevDriver().discover(tree, read_machine(tree, "n")).devices)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tree, tuple[Device, .
     """A machine with RDMA cards."""
     machine: RecordedMachine = build("dgx", tmp_path_factory.mktemp("dgx") / "machine")
     tree = Tree(HardwareSettings(root=str(machine.root)))
-    return tree, tuple(PciNetdevDriver().discover(tree, read_machine(tree, "n")))
+    return tree, tuple(PciNetdevDriver().discover(tree, read_machine(tree, "n")).devices)
 
 
 def codes(answer: object) -> list[tuple[str, object]]:
@@ -68,17 +68,16 @@ def codes(answer: object) -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("driver", [PciNetdevDriver(), LinuxNetdevDriver()], ids=["pci-netdev", "linux-netdev"])
-def test_driver_has_the_hands_that_the_host_looks_for(driver: object) -> None:
+def test_driver_has_the_hands_that_the_host_looks_for(driver: DeviceDriver) -> None:
     """The host calls what it finds; a method that is missing would never be missed."""
-    assert isinstance(driver, AttachingDriver)
-    assert isinstance(driver, CheckingDriver)
+    assert driver.capabilities == Capabilities(attaches=True, checks=True, only_reads=True)
 
 
 def test_driver_without_hands_attaches_nothing_and_refuses_what_it_cannot_keep(dgx: tuple[Tree, tuple[Device, ...]]) -> None:
     """A plain claim has nodes and variables as ever; one that configures its interface is not started without it."""
     tree, (device, *_) = dgx
     driver = PciNetdevDriver()
-    driver.configure(InterfaceSettings(), None, why_not="the process lacks CAP_NET_ADMIN")
+    driver.configure(NicServices(interfaces=InterfaceSettings(), hands=None, why_not="the process lacks CAP_NET_ADMIN"))
 
     refusal = driver.check(tree, [device], context(interface={"mtu": 9000}))
 
@@ -95,7 +94,7 @@ def test_to_attach_leaves_out_a_function_without_an_interface(dgx: tuple[Tree, t
     _, (device, *_) = dgx
     held = Device(name="nic-vfio", device_class="nic", driver="pci-netdev", pci=device.pci, attributes={"kernelDriver": "vfio-pci"})
     driver = PciNetdevDriver()
-    driver.configure(InterfaceSettings(), InterfaceHands())
+    driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
 
     assert driver.to_attach([device, held], context()) == (device.name,)
 
@@ -121,7 +120,7 @@ def test_prepare_answers_the_same_when_the_rdma_device_went_along(dgx: tuple[Tre
     """In exclusive mode nodes and names are out of sight while a pod has them; kubelet asks again, and unprepare forgets what was noted."""
     tree, (device, *_) = dgx
     driver = PciNetdevDriver()
-    driver.configure(InterfaceSettings(), InterfaceHands())
+    driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
     wanted = context(device.name, rdma={"mode": "exclusive"}, interface={"name": "rdma0"})
     empty = tmp_path / "away"
     write(empty, {f"sys/bus/pci/devices/{device.pci}/vendor": "", BOOT_ID_FILE: read_boot_id(tree)})
@@ -142,7 +141,7 @@ def test_prepare_reads_the_nodes_anew_when_they_were_noted_in_another_boot(dgx: 
     """After a reboot the RDMA device is on the host again, and its nodes may have other numbers: those of before may be another card's."""
     tree, (device, *_) = dgx
     driver = PciNetdevDriver()
-    driver.configure(InterfaceSettings(), InterfaceHands())
+    driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
     wanted = context(device.name, rdma={"mode": "exclusive"}, interface={"name": "rdma0"})
     fresh = driver.prepare(tree, [device], wanted)
     record = wanted.records[device.name]
@@ -159,7 +158,7 @@ def test_prepare_notes_nothing_when_the_rdma_device_is_shared(dgx: tuple[Tree, t
     """Nodes stay in sight; there is nothing to remember."""
     tree, (device, *_) = dgx
     driver = PciNetdevDriver()
-    driver.configure(InterfaceSettings(), InterfaceHands())
+    driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
     wanted = context(device.name)
 
     edits = driver.prepare(tree, [device], wanted)

@@ -16,6 +16,7 @@ from support.sysfs_trees import write
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.verbs.journaled_verbs import JournaledWork
 from topobus.nic.config import InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import Tree
@@ -152,7 +153,7 @@ def test_card_is_not_cut_when_the_node_uses_it(bench: SriovBench, files: dict[st
     assert isinstance(refusal, Refusal)
     assert refusal.reasons[0].facts["users"] == (why,)
     assert list(devices) == [CARD]
-    assert f"{PHYSICAL} is not cut on demand: {why}" in getattr(bench.driver, "warnings", ())
+    assert f"{PHYSICAL} is not cut on demand: {why}" in bench.discovery.warnings
     assert bench.driver.on_demand_functions.uncut == {CARD}
     assert bench.kernel.writes == []
     assert bench.journal.entries == {}
@@ -216,7 +217,7 @@ def test_discover_lists_the_same_devices_when_the_card_is_being_cut(bench: Sriov
 
     def look(path: Path, text: str) -> None:
         bench.kernel.set_number(2)
-        seen.append([device.name for device in bench.driver.discover(Tree(bench.tree.settings), bench.kernel.machine)])
+        seen.append([device.name for device in bench.driver.discover(Tree(bench.tree.settings), bench.kernel.machine).devices])
         path.write_text(f"{text}\n", encoding="ascii")
 
     bench.driver.on_demand_functions.cuts.write = look
@@ -253,7 +254,7 @@ def test_functions_stay_when_the_last_owner_goes_and_one_is_used_by_somebody_unk
 def test_function_is_given_when_the_inventory_tells_its_interface(bench: SriovBench) -> None:
     """Who hands interfaces over must know the name: the claim is asked for again after the next look, and the functions stay meanwhile."""
     assert isinstance(bench.driver, PciNetdevDriver)
-    bench.driver.configure(InterfaceSettings(), InterfaceHands())
+    bench.driver.configure(NicServices(partitions=bench.driver.host.partitions, interfaces=InterfaceSettings(), hands=InterfaceHands()))
 
     refusal = bench.get("a", PARTS[0])
     bench.look()
@@ -348,7 +349,7 @@ CONFIGURED = ({"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interfa
 def with_hands(bench: SriovBench) -> PciNetdevDriver:
     """Have the driver hand interfaces over."""
     assert isinstance(bench.driver, PciNetdevDriver)
-    bench.driver.configure(InterfaceSettings(), InterfaceHands())
+    bench.driver.configure(NicServices(partitions=bench.driver.host.partitions, interfaces=InterfaceSettings(), hands=InterfaceHands()))
     return bench.driver
 
 

@@ -159,7 +159,7 @@ def test_card_and_its_functions_are_well_when_a_claim_has_the_card_cut(tmp_path:
 
     def look(bench: SriovBench) -> None:
         clock.now_s += 1
-        devices = list(bench.driver.discover(Tree(bench.tree.settings), bench.kernel.machine))
+        devices = list(bench.driver.discover(Tree(bench.tree.settings), bench.kernel.machine).devices)
         seen.append(dict(bench.driver.observe(Tree(bench.tree.settings), devices)))
 
     with SriovBench(tmp_path, lambda: PciNetdevDriver(clock)) as bench:

@@ -13,6 +13,7 @@ from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
 from topobus.formats.kubernetes.slices import fault_of_shares
 from topobus.nic.config import InterfaceRule, InterfaceSettings, SharedInterface
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
@@ -69,7 +70,7 @@ class Node:
 
     def names(self, *rules: InterfaceRule) -> tuple[str, ...]:
         """Name the interfaces that these rules offer."""
-        return tuple(str(device.attributes["interface"]) for device in self.driver(*rules).discover(self.tree, MACHINE))
+        return tuple(str(device.attributes["interface"]) for device in self.driver(*rules).discover(self.tree, MACHINE).devices)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_discover_offers_nothing_when_the_operator_lists_nothing(node: Node) -> 
     """The node's own bridges and its pods' veths look like any other interface, so none is offered unasked."""
     driver = LinuxNetdevDriver()
 
-    assert (driver.discover(node.tree, MACHINE), driver.warnings) == ((), ())
+    assert (driver.discover(node.tree, MACHINE).devices, driver.discover(node.tree, MACHINE).warnings) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -106,9 +107,8 @@ def test_discover_offers_what_the_rules_name_when_the_node_does_not_need_it(
 def test_discover_says_why_when_a_named_interface_is_left_out(node: Node) -> None:
     """An operator who listed an interface and does not find it reads the reason in the inventory."""
     driver = node.driver(InterfaceRule(name="bond0"), InterfaceRule(name="eth0"), InterfaceRule(name="veth-*"))
-    driver.discover(node.tree, MACHINE)
 
-    assert driver.warnings == (
+    assert driver.discover(node.tree, MACHINE).warnings == (
         "bond0 is not offered: the default route of this node goes over it",
         f"eth0 is not offered: it belongs to PCI function {CARD}, which plugin pci-netdev offers",
         "veth-node is not offered: the node has an address or a route over it, and no rule names it exactly",
@@ -125,7 +125,7 @@ def test_discover_leaves_an_interface_out_when_it_has_a_global_ipv6_address(node
 
 def test_discover_describes_an_interface_by_what_it_is(node: Node) -> None:
     """Claims select by these; without hardware there is no NUMA node, and so no opinion."""
-    (veth,) = node.driver(InterfaceRule(name="veth-a")).discover(node.tree, MACHINE)
+    (veth,) = node.driver(InterfaceRule(name="veth-a")).discover(node.tree, MACHINE).devices
 
     assert (veth.name, veth.device_class, veth.driver, veth.numa_nodes, veth.pci) == ("nic-veth-a", "nic", "linux-netdev", None, None)
     assert veth.attributes == {"interface": "veth-a", "kind": "veth", "mac": "02:00:00:00:00:03", "mtu": 1500, "linkSpeed": 10000}
@@ -133,7 +133,7 @@ def test_discover_describes_an_interface_by_what_it_is(node: Node) -> None:
 
 def test_discover_places_a_scalable_function_where_its_card_is(node: Node) -> None:
     """It is a part of a PCI function, and as near to the CPUs."""
-    (part,) = node.driver(InterfaceRule(name="en3f0")).discover(node.tree, MACHINE)
+    (part,) = node.driver(InterfaceRule(name="en3f0")).discover(node.tree, MACHINE).devices
 
     assert (part.numa_nodes, part.pcie_root, part.parent) == (NodeSet(1), "pci0000:3a", "nic-0000-3b-00-0")
     assert part.attributes["kernelDriver"] == "mlx5_core.sf"
@@ -157,7 +157,7 @@ def test_interface_rule_is_refused_when_it_offers_everything() -> None:
 def test_observe_judges_the_link(node: Node, file: str, text: str, reasons: list[tuple[HealthState, str]]) -> None:
     """The rules are those of a PCI card's link."""
     driver = node.driver(InterfaceRule(name="veth-a"))
-    devices = driver.discover(node.tree, MACHINE)
+    devices = driver.discover(node.tree, MACHINE).devices
     (node.root / "sys/class/net/veth-a" / file).write_text(text, encoding="utf-8")
 
     seen = driver.observe(node.tree, devices)["nic-veth-a"]
@@ -168,7 +168,7 @@ def test_observe_judges_the_link(node: Node, file: str, text: str, reasons: list
 def test_observe_is_unhealthy_when_the_interface_is_gone(node: Node) -> None:
     """One that was deleted, or moved by somebody else, is no use to a pod."""
     driver = node.driver(InterfaceRule(name="veth-a"))
-    devices = driver.discover(node.tree, MACHINE)
+    devices = driver.discover(node.tree, MACHINE).devices
     remove_interface(node.root, "veth-a")
 
     assert [observation.reason for observation in driver.observe(node.tree, devices)["nic-veth-a"]] == ["device-gone"]
@@ -177,7 +177,7 @@ def test_observe_is_unhealthy_when_the_interface_is_gone(node: Node) -> None:
 def test_prepare_tells_the_interface_when_it_is_there_or_in_this_owners_pod(node: Node) -> None:
     """Kubelet asks again for pods that run: the interface is then in the pod, and the answer the same."""
     driver = node.driver(InterfaceRule(name="veth-a"))
-    devices = driver.discover(node.tree, MACHINE)
+    devices = driver.discover(node.tree, MACHINE).devices
     context = PrepareContext(owner=CONTEXT.owner, attached=frozenset({"nic-veth-a"}))
 
     before = driver.prepare(node.tree, devices, CONTEXT)
@@ -192,7 +192,7 @@ def test_discover_gives_two_devices_two_names_when_their_labels_would_be_one(nod
     """Dots and capitals are no part of a DNS label; what tells two interfaces apart is kept in a digest."""
     add_interface(node.root, "br0-5", 20)
 
-    devices: list[Device] = list(node.driver(InterfaceRule(name="br0?5")).discover(node.tree, MACHINE))
+    devices: list[Device] = list(node.driver(InterfaceRule(name="br0?5")).discover(node.tree, MACHINE).devices)
 
     assert [device.name for device in devices] == ["nic-br0-5", "nic-br0-5-cf44cf"]
 
@@ -206,7 +206,7 @@ def test_discover_offers_shares_of_an_interface_that_the_operator_shares(node: N
     )
     driver = LinuxNetdevDriver(InterfaceSettings(share=(card, bond, veth), offer=(InterfaceRule(name="veth-*"),)))
 
-    devices = {device.name: device for device in driver.discover(node.tree, MACHINE)}
+    devices = {device.name: device for device in driver.discover(node.tree, MACHINE).devices}
 
     assert {name: (device.allows_multiple, device.capacity) for name, device in devices.items()} == {
         "nic-bond0": (True, {"shares": 16}),
@@ -222,7 +222,10 @@ def test_discover_says_so_when_an_interface_to_share_is_not_there(node: Node) ->
     """A misspelt name must not look like a node without NICs."""
     driver = LinuxNetdevDriver(InterfaceSettings(share=(SharedInterface(name="eth9"),)))
 
-    assert (driver.discover(node.tree, MACHINE), driver.warnings) == ((), ("eth9 is not shared: the node has no such interface",))
+    assert (driver.discover(node.tree, MACHINE).devices, driver.discover(node.tree, MACHINE).warnings) == (
+        (),
+        ("eth9 is not shared: the node has no such interface",),
+    )
 
 
 def test_shared_interface_is_called_as_its_card_is(node: Node) -> None:
@@ -230,7 +233,7 @@ def test_shared_interface_is_called_as_its_card_is(node: Node) -> None:
     driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="veth-a"),), share=(SharedInterface(name="eth0"),)))
     unnamed = structs.replace(MACHINE, pci_devices=tuple(structs.replace(function, device=0xFFFF) for function in MACHINE.pci_devices))
 
-    shown = [[(device.vendor, device.model) for device in driver.discover(node.tree, machine)] for machine in (MACHINE, unnamed)]
+    shown = [[(device.vendor, device.model) for device in driver.discover(node.tree, machine).devices] for machine in (MACHINE, unnamed)]
 
     assert shown == [[("Mellanox", "ConnectX-7"), ("", "veth")], [("Mellanox", ""), ("", "veth")]]
 
@@ -240,11 +243,11 @@ def test_discover_of_cards_leaves_out_the_one_that_pods_share(node: Node) -> Non
     (node.root / "sys/bus/pci/devices").mkdir()
     (node.root / f"sys/bus/pci/devices/{CARD}").symlink_to(f"../../../devices/pci0000:3a/{CARD}")
     driver = PciNetdevDriver()
-    whole = driver.discover(node.tree, MACHINE)
-    driver.configure(InterfaceSettings(share=(SharedInterface(name="eth0"),)))
+    whole = driver.discover(node.tree, MACHINE).devices
+    driver.configure(NicServices(interfaces=InterfaceSettings(share=(SharedInterface(name="eth0"),))))
 
     assert [device.name for device in whole] == []
-    assert (driver.discover(node.tree, MACHINE), driver.warnings) == (
+    assert (driver.discover(node.tree, MACHINE).devices, driver.discover(node.tree, MACHINE).warnings) == (
         (),
         (f"{CARD} is not offered as a whole: pods share its interface eth0",),
     )
@@ -278,10 +281,12 @@ def test_discover_leaves_a_port_of_a_bridge_out_unless_it_is_named(name: str, is
     (node.root / "sys/class/net/veth-a/master").symlink_to("../cni0")
     driver = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name=name),)))
 
-    devices = driver.discover(node.tree, MACHINE)
+    devices = driver.discover(node.tree, MACHINE).devices
 
     assert ("veth-a" in {device.attributes["interface"] for device in devices}) is is_offered
-    assert ("veth-a is not offered: it is a port of cni0, and no rule names it exactly" in driver.warnings) is not is_offered
+    assert (
+        "veth-a is not offered: it is a port of cni0, and no rule names it exactly" in driver.discover(node.tree, MACHINE).warnings
+    ) is not is_offered
 
 
 class _Hands(InterfaceHands):
@@ -305,7 +310,7 @@ def _with_card(node: Node) -> Node:
 
 def _ask(driver: LinuxNetdevDriver | PciNetdevDriver, tree: Tree, device: Device) -> list[list[str]]:
     """Prepare and attach; the codes of each refusal, none where it was taken."""
-    driver.configure(InterfaceSettings(), _Hands())
+    driver.configure(NicServices(interfaces=InterfaceSettings(), hands=_Hands()))
     sandbox = Sandbox(id="s", uid="p", namespace="a", name="b", network_namespace="/run/netns/none")
     answers = (driver.check(tree, [device], CONTEXT), driver.attach(tree, device, CONTEXT, sandbox, DeviceRecord()))
     return [[reason.code for reason in answer.reasons] if isinstance(answer, Refusal) else [] for answer in answers]
@@ -318,8 +323,8 @@ def test_interface_stays_when_the_default_route_came_to_it_after_it_was_offered(
     late = route.read_text()
     route.write_text(late.replace("bond0", "tap0"))
     driver, cards = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="bond0"),))), PciNetdevDriver()
-    (bond,) = driver.discover(node.tree, MACHINE)
-    (card,) = cards.discover(node.tree, MACHINE)
+    (bond,) = driver.discover(node.tree, MACHINE).devices
+    (card,) = cards.discover(node.tree, MACHINE).devices
     before = [_ask(driver, node.tree, bond), _ask(cards, node.tree, card)]
 
     route.write_text(late)
@@ -333,8 +338,8 @@ def test_interface_stays_when_its_name_is_another_ones_by_now(tmp_path: Path) ->
     node = _with_card(Node(tmp_path))
     (node.root / "proc/1/net/route").write_text("")
     driver, cards = LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="veth-a"),))), PciNetdevDriver()
-    (veth,) = driver.discover(node.tree, MACHINE)
-    (card,) = cards.discover(node.tree, MACHINE)
+    (veth,) = driver.discover(node.tree, MACHINE).devices
+    (card,) = cards.discover(node.tree, MACHINE).devices
 
     functions = node.root / f"sys/devices/pci0000:3a/{CARD}/net"
     (functions / "eth0").rename(functions / "eth9")

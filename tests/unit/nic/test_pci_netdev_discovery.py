@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from topobus.devicekit.driver import Discovery
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
@@ -21,7 +22,12 @@ def nic(address: PciAddress = FIRST, **facts: object) -> PciDevice:
     return PciDevice(**{"address": address, "vendor": 0x15B3, "device": 0x1021, "class_code": 0x020000, "numa_node": 0, **facts})
 
 
-def discover(root: Path, functions: list[PciDevice], files: dict[str, str], driver: PciNetdevDriver | None = None) -> tuple[Device, ...]:
+def discover(root: Path, functions: list[PciDevice], files: dict[str, str]) -> tuple[Device, ...]:
+    """Give what the driver finds."""
+    return tuple(look(root, functions, files).devices)
+
+
+def look(root: Path, functions: list[PciDevice], files: dict[str, str]) -> Discovery:
     """Write a tree with the functions' folders and look at it."""
     for function in functions:
         (root / f"sys/bus/pci/devices/{function.address}").mkdir(parents=True, exist_ok=True)
@@ -30,7 +36,7 @@ def discover(root: Path, functions: list[PciDevice], files: dict[str, str], driv
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     machine = Machine(node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=tuple(functions))
-    return tuple((driver or PciNetdevDriver()).discover(Tree(HardwareSettings(root=str(root))), machine))
+    return PciNetdevDriver().discover(Tree(HardwareSettings(root=str(root))), machine)
 
 
 def test_discover_describes_a_card_when_it_has_interface_and_rdma(tmp_path: Path) -> None:
@@ -64,26 +70,26 @@ def test_discover_describes_a_card_when_it_has_interface_and_rdma(tmp_path: Path
 
 def test_discover_names_the_physical_function_as_parent_when_it_is_a_virtual_one(tmp_path: Path) -> None:
     """A virtual function knows whose part it is, and its physical function is not offered beside it but told of."""
-    driver = PciNetdevDriver()
     functions = [nic(), nic(SECOND, device=0x101E, physfn=FIRST)]
 
-    devices = discover(tmp_path, functions, {"FIRST/sriov_totalvfs": "16", "FIRST/sriov_numvfs": "1"}, driver)
+    discovery = look(tmp_path, functions, {"FIRST/sriov_totalvfs": "16", "FIRST/sriov_numvfs": "1"})
+    devices = discovery.devices
 
     assert [(device.name, device.parent, device.attributes["sriovVf"]) for device in devices] == [
         ("nic-0000-3b-00-1", "nic-0000-3b-00-0", True)
     ]
-    assert [text.split(" ")[0] for text in driver.warnings] == [str(FIRST)]
+    assert [text.split(" ")[0] for text in discovery.warnings] == [str(FIRST)]
 
 
 def test_discover_leaves_the_card_out_when_the_default_route_goes_over_it(tmp_path: Path) -> None:
     """Nobody is handed the card that the node itself needs; its neighbour is offered."""
     files = {"FIRST/net/eth0/mtu": "1500", "SECOND/net/eth1/mtu": "1500", "proc/net/route": ROUTE}
-    driver = PciNetdevDriver()
 
-    devices = discover(tmp_path, [nic(), nic(SECOND)], files, driver)
+    discovery = look(tmp_path, [nic(), nic(SECOND)], files)
+    devices = discovery.devices
 
     assert [device.name for device in devices] == ["nic-0000-3b-00-1"]
-    assert "default route" in driver.warnings[0]
+    assert "default route" in discovery.warnings[0]
 
 
 def test_discover_leaves_the_card_out_when_the_default_route_goes_over_a_bond_of_it(tmp_path: Path) -> None:

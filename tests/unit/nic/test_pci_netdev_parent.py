@@ -22,7 +22,7 @@ class Card:
         self.machine = machine
         self.tree = Tree(HardwareSettings(root=str(machine.root)))
         self.driver = PciNetdevDriver()
-        devices = self.driver.discover(self.tree, read_machine(self.tree, "n"))
+        devices = self.driver.discover(self.tree, read_machine(self.tree, "n")).devices
         self.virtual: tuple[Device, ...] = tuple(device for device in devices if device.attributes["sriovVf"])
         self.own = self.virtual[0]
         self.parent = PciAddress.parse(self.tree.link_name(f"sys/bus/pci/devices/{self.own.pci}/physfn"))

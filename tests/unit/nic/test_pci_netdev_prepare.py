@@ -10,6 +10,7 @@ from msgspec import structs
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.nic.config import InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -126,7 +127,7 @@ def test_prepare_refuses_a_claim_whose_pod_would_start_without_the_interface(
     if driver:
         (folder / "driver").symlink_to(f"../../drivers/{driver}")
     plugin = PciNetdevDriver()
-    plugin.configure(InterfaceSettings(), InterfaceHands())
+    plugin.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
     entry = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", **config}
     context = PrepareContext(owner=CONTEXT.owner, config=(entry,) if config else ())
 
@@ -144,7 +145,7 @@ def test_prepare_refuses_an_interface_of_a_function_that_vfio_holds(tmp_path: Pa
     (folder / "driver").symlink_to("../../drivers/vfio-pci")
     (folder / "iommu_group").symlink_to("../../../kernel/iommu_groups/41")
     driver = PciNetdevDriver()
-    driver.configure(InterfaceSettings(), InterfaceHands())
+    driver.configure(NicServices(interfaces=InterfaceSettings(), hands=InterfaceHands()))
     entry = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "vf": {"vlan": 7}}
     card = structs.replace(NICS[0], role=DeviceRole.PASSTHROUGH)
     tree = Tree(HardwareSettings(root=str(tmp_path)))

@@ -24,7 +24,7 @@ def discover(name: str, into: Path) -> tuple[Tree, PciNetdevDriver, tuple[Device
     (root,) = into.iterdir()
     tree = Tree(HardwareSettings(root=str(root)))
     driver = PciNetdevDriver()
-    return tree, driver, tuple(driver.discover(tree, read_machine(tree, "n")))
+    return tree, driver, tuple(driver.discover(tree, read_machine(tree, "n")).devices)
 
 
 def test_discover_finds_four_ports_and_an_infiniband_card_when_the_machine_is_a_dell_server(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ class Recorded:
         self.machine = machine
         self.tree = Tree(HardwareSettings(root=str(machine.root)))
         self.driver = PciNetdevDriver()
-        self.devices: tuple[Device, ...] = tuple(self.driver.discover(self.tree, read_machine(self.tree, "n")))
+        self.discovery = self.driver.discover(self.tree, read_machine(self.tree, "n"))
+        self.devices: tuple[Device, ...] = tuple(self.discovery.devices)
 
     def sick(self) -> dict[str, list[tuple[HealthState, str]]]:
         """Give what is wrong, by device name."""
@@ -50,7 +51,7 @@ def test_discover_finds_eight_rdma_cards_in_pairs_under_switches_when_the_machin
 
 def test_discover_gives_the_same_devices_when_asked_again(dgx: Recorded) -> None:
     """Discovery depends on the tree alone."""
-    again = PciNetdevDriver().discover(dgx.tree, read_machine(dgx.tree, "n"))
+    again = PciNetdevDriver().discover(dgx.tree, read_machine(dgx.tree, "n")).devices
 
     assert tuple(again) == dgx.devices
 
@@ -84,7 +85,7 @@ def test_discover_offers_virtual_functions_instead_of_their_card_when_some_are_o
 
     assert Counter(device.parent for device in virtual) == {"nic-0000-42-00-0": 4, "nic-0000-c2-00-0": 4}
     assert not {device.parent for device in virtual} & {device.name for device in epyc.devices}
-    assert len(epyc.driver.warnings) == 2
+    assert len(epyc.discovery.warnings) == 2
 
 
 def test_observe_is_unhealthy_when_nothing_is_plugged_in(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import PartitionSettings
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -65,7 +67,8 @@ class Switch:
 
     def devices(self) -> dict[str, Device]:
         """Look for devices."""
-        return {device.name: device for device in self.driver.discover(self.tree, self.machine)}
+        self.discovery = self.driver.discover(self.tree, self.machine)
+        return {device.name: device for device in self.discovery.devices}
 
     def place(self) -> VfPlace | Refusal | None:
         """Say where the first virtual function's physical one is."""
@@ -159,7 +162,7 @@ def test_find_vf_goes_by_the_port_when_the_physical_function_has_two(
 
 def test_discover_tells_the_port_and_no_representor_when_the_card_is_offered_too(switch: Switch) -> None:
     """With its virtual functions counted the physical one is a device: by the interface that is its own."""
-    switch.driver.offers_parents = True
+    switch.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
 
     devices = switch.devices()
 
@@ -169,17 +172,17 @@ def test_discover_tells_the_port_and_no_representor_when_the_card_is_offered_too
 def test_discover_offers_no_interface_and_says_so_when_two_ports_cannot_be_told_apart(tmp_path: Path) -> None:
     """A pod is not given one of two at random."""
     switch = Switch(tmp_path, {"ens8": {}, "aaa": {}}, ())
-    switch.driver.offers_parents = True
+    switch.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
 
     devices = switch.devices()
 
     assert "interface" not in devices["nic-0000-d8-00-1"].attributes
-    assert any("aaa, ens8, and neither" in warning for warning in switch.driver.warnings)
+    assert any("aaa, ens8, and neither" in warning for warning in switch.discovery.warnings)
 
 
 def test_observe_follows_the_uplink_when_representors_say_otherwise(switch: Switch) -> None:
     """A representor without a carrier is a pod that has gone; a cable that was pulled is told though a representor is up."""
-    switch.driver.offers_parents = True
+    switch.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
     rep, uplink = (f"{DEVICES}/{PHYSICAL}/net/{name}" for name in ("ens8f1_0", "ens8f1"))
     switch.write(f"{rep}/flags", "0x1003")
     switch.write(f"{rep}/carrier", "0")
@@ -198,7 +201,7 @@ def test_observe_follows_the_uplink_when_representors_say_otherwise(switch: Swit
 
 def test_observe_leaves_out_rdma_ports_of_representors(switch: Switch) -> None:
     """The RDMA device of a card in switchdev mode has a port for each representor, down as long as no pod has the function."""
-    switch.driver.offers_parents = True
+    switch.driver.configure(HostServices(partitions=PartitionSettings(parents="counted")))
     for number, (state, interface) in enumerate((("4: ACTIVE", "ens8f1"), ("1: DOWN", "ens8f1_0")), 1):
         folder = f"{DEVICES}/{PHYSICAL}/infiniband/mlx5_1/ports/{number}"
         for file, text in {"state": state, "link_layer": "Ethernet", "gid_attrs/ndevs/0": interface}.items():

@@ -33,7 +33,7 @@ def devices_of(root: Path) -> dict[str, Device]:
     devices: dict[str, Device] = {}
     for device_class in _CLASSES:
         for driver in load_drivers(device_class).drivers:
-            for device in driver.discover(tree, machine):
+            for device in driver.discover(tree, machine).devices:
                 devices[f"{device_class}/{device.name}"] = device
     return devices
 
@@ -46,7 +46,7 @@ def troubles_of(root: Path) -> list[str]:
         f"{name}: {observation.reason}"
         for device_class in _CLASSES
         for driver in load_drivers(device_class).drivers
-        for name, seen in driver.observe(tree, driver.discover(tree, machine)).items()
+        for name, seen in driver.observe(tree, driver.discover(tree, machine).devices).items()
         for observation in seen
         if observation.state is not HealthState.HEALTHY
     )

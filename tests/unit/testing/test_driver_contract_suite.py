@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.devicekit.driver import DeviceDriver, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
@@ -28,22 +28,23 @@ _PROFILE = Path(__file__).parent.parent.parent / "data" / "profiles" / "h100-pai
 class _CountingNames(NvidiaDriver):
     """Names devices by the order of discovery."""
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        devices = sorted(super().discover(tree, machine), key=lambda device: machine.pci_devices.index(_function(machine, device)))
-        return [msgspec.structs.replace(device, name=f"gpu-{number}") for number, device in enumerate(devices)]
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
+        devices = sorted(super().discover(tree, machine).devices, key=lambda device: machine.pci_devices.index(_function(machine, device)))
+        return Discovery(devices=[msgspec.structs.replace(device, name=f"gpu-{number}") for number, device in enumerate(devices)])
 
 
 class _AssumesANode(NvidiaDriver):
     """Says NUMA node 1 for all."""
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        return [msgspec.structs.replace(device, numa_nodes=NodeSet(1)) for device in super().discover(tree, machine)]
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
+        devices = super().discover(tree, machine).devices
+        return Discovery(devices=[msgspec.structs.replace(device, numa_nodes=NodeSet(1)) for device in devices])
 
 
 class _ReadsOutside(NvidiaDriver):
     """Reads this machine's own files."""
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         Path("/proc/self/status").read_text(encoding="utf-8")
         return super().discover(tree, machine)
 
@@ -113,7 +114,7 @@ class _Suite(DriverContract):
         self.hardware = Tree(HardwareSettings(root=str(self.machine_on_disk.root)))
         self.as_read = read_machine(self.hardware, "contract-node")
         self.made = driver()
-        self.found = tuple(self.made.discover(self.hardware, self.as_read))
+        self.found = tuple(self.made.discover(self.hardware, self.as_read).devices)
 
     def make_driver(self) -> DeviceDriver:
         return self._driver()

@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from topobus.cli.exits import InputError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
-from topobus.devicekit.driver import CountingDriver, DeviceDriver, HintingDriver, KeepingDriver
+from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.hints import hinting_driver
 from topobus.devicekit.registry import load_drivers
 from topobus.engine.alignment.planning.claims_only import shortages
@@ -66,7 +66,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, kw_only=True)
 class _Node:
     snapshot: Snapshot
-    hinting: Mapping[str, HintingDriver] = field(default_factory=dict)
+    hinting: Mapping[str, DeviceDriver] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -243,7 +243,7 @@ def _read_tree(root: Path, named: Path) -> _Node:
 def _find_devices(tree: Tree, machine: Machine) -> _Node:
     """Let every driver look once, at what exists and how it is."""
     inventories: list[Inventory] = []
-    hinting: dict[str, HintingDriver] = {}
+    hinting: dict[str, DeviceDriver] = {}
     warnings: list[str] = []
     for device_class in _CLASSES:
         registry = load_drivers(device_class)
@@ -276,13 +276,13 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
 
 def _read_driver(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: list[str]) -> DriverView:
     try:
-        devices = tuple(driver.discover(tree, machine))
-        sets = tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else ()
+        discovery = driver.discover(tree, machine)
+        devices = tuple(discovery.devices)
         return DriverView(
             devices=devices,
-            counter_sets=sets,
+            counter_sets=tuple(discovery.counter_sets),
             observations=dict(driver.observe(tree, devices)) if devices else {},
-            kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
+            kept=tuple(discovery.kept),
         )
     except HardwareError as err:
         warnings.append(f"driver {driver.name} could not look: {err}")

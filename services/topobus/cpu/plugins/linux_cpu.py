@@ -14,12 +14,13 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from topobus.cpu.config import CpuGroupSettings
+from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.cpu_facts import CpuFacts
 from topobus.cpu.plugins.cpu_grouping import group_devices
 from topobus.cpu.plugins.cpu_health import memory_errors, throttling
 from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, HostServices, PrepareContext
 from topobus.devicekit.edits_text import own_variable
 from topobus.sysfs.tree import Tree
 from topobus.values.cpu_groups import cpus_of, is_cpu_group
@@ -42,7 +43,7 @@ _HAS_MEMORY = "sys/devices/system/node/has_memory"
 _MAX_ATTRIBUTE = 64
 
 
-class LinuxCpuDriver:
+class LinuxCpuDriver(DeviceDriver):
     """Finds the online CPUs of any Linux machine."""
 
     name = "linux-cpu"
@@ -54,23 +55,25 @@ class LinuxCpuDriver:
         self._places: dict[int, tuple[int | None, int | None]] = {}
         """Core and socket of each CPU, as the last `discover` had them: a group tells neither of its CPUs."""
 
-    def configure(self, settings: CpuGroupSettings) -> None:
+    def configure(self, host: HostServices) -> None:
         """Take the operator's word on how CPUs are offered."""
-        self._settings = settings
+        super().configure(host)
+        if isinstance(host, CpuServices):
+            self._settings = host.cpus
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List one device for each online CPU, or for each group of them; two file reads a CPU, for its frequencies, and none for groups."""
         online = [cpu for cpu in machine.cpus if cpu.online]
         self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
         facts = CpuFacts(tree, machine)
         if self._settings.groups != "cpu":
-            return group_devices(online, self._settings, self.name, facts)
+            return Discovery(devices=group_devices(online, self._settings, self.name, facts))
         siblings: dict[int, list[int]] = {}
         for cpu in online:
             if cpu.core is not None:
                 siblings.setdefault(cpu.core, []).append(cpu.id)
         names = {core: str(CpuSet.of(ids)) for core, ids in siblings.items()}
-        return tuple(self._device(cpu, names, facts) for cpu in sorted(online, key=lambda cpu: cpu.id))
+        return Discovery(devices=tuple(self._device(cpu, names, facts) for cpu in sorted(online, key=lambda cpu: cpu.id)))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Report the CPUs that are no longer online, by one read of the kernel's list, and what the kernel counts of the others: one read a core."""

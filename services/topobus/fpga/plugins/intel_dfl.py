@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
@@ -23,14 +22,13 @@ from topobus.devicekit.edits_text import (
 )
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import PciHealth, pci_device
-from topobus.fpga.config import FunctionSettings
 from topobus.fpga.dfl_region import dfl_region, ports_of
-from topobus.fpga.function_hands import FunctionHands
+from topobus.fpga.function_hands import FunctionHands, LoadsFunctions
 from topobus.fpga.programmer import DflProgrammer, KernelDflProgrammer
 from topobus.sysfs.fpga import DflCard, DflPort, ErrorRegister, dfl_regions, read_dfl_card
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
-from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
@@ -65,7 +63,7 @@ _LINK = {"pcie0_errors", "pcie1_errors"}
 _STOPPED = 6
 
 
-class IntelDflDriver:
+class IntelDflDriver(LoadsFunctions):
     """Finds and watches DFL cards, and loads functions into them. Keeps the PCIe error counters, and what it has programmed."""
 
     name = "intel-dfl"
@@ -74,24 +72,10 @@ class IntelDflDriver:
     def __init__(self, programmer: DflProgrammer | None = None) -> None:
         """Program cards by the kernel's drivers; tests bring a programmer of their own."""
         self._pci_health = PciHealth()
-        self.warnings: tuple[str, ...] = ()
-        """What the last `discover` left out, and why; the inventory shows it."""
-        self.offers_parents = False
-        self.kept: tuple[KeptFunction, ...] = ()
-        """What it left out since it is for something else."""
         self._programmer: DflProgrammer = programmer or KernelDflProgrammer()
         self._functions = FunctionHands(lambda tree, device: dfl_region(tree, device, self._programmer))
 
-    @property
-    def cleans(self) -> bool:
-        """Whether ports are reset after their users: where cards are programmed at all."""
-        return self._functions.loader.can_program
-
-    def configure(self, settings: FunctionSettings, *, can_program: bool) -> None:
-        """Give claims the functions of this store."""
-        self._functions.configure(settings, can_program=can_program)
-
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the ports, by region and number."""
         devices: list[Device] = []
         left_out = LeftOut()
@@ -103,16 +87,19 @@ class IntelDflDriver:
                 left_out.append(f"{region} is left out: {err.message}")
                 continue
             if card.pci is None or is_offered(tree, card.pci, left_out):
-                if self.offers_parents and card.ports and card.port_count > 1:
+                if self.host.offers_parents and card.ports and card.port_count > 1:
                     devices.append(self._device(card, None, machine))
                 devices += [self._device(card, port, machine) for port in card.ports]
                 if not card.ports and card.pci is not None:
                     left_out.keep(card.pci, DeviceRole.MANAGEMENT, "it has no port, and its management engine is for nobody's container")
-        self.warnings, self.kept = (*left_out, *self._functions.loader.left_out), left_out.kept
         self._functions.loader.forget_absent({device.name for device in devices})
-        return tuple(
-            msgspec.structs.replace(device, attributes={**device.attributes, **self._functions.attributes(tree, device)})
-            for device in devices
+        return Discovery(
+            devices=tuple(
+                msgspec.structs.replace(device, attributes={**device.attributes, **self._functions.attributes(tree, device)})
+                for device in devices
+            ),
+            warnings=(*left_out, *self._functions.loader.left_out),
+            kept=left_out.kept,
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
@@ -122,10 +109,6 @@ class IntelDflDriver:
         addresses = sorted({device.pci for device in devices if device.pci is not None})
         on_bus = {address: self._observe_function(tree, address) for address in addresses}
         return {device.name: self._observe_one(tree, device, on_bus[device.pci] if device.pci is not None else []) for device in devices}
-
-    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse configuration that cannot be read."""
-        return self._functions.check(devices, context)
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give each port's node, once its region has the function that the claim asks for; the kit adds `TOPOBUS_FPGA_DEVICES`.
@@ -139,14 +122,6 @@ class IntelDflDriver:
         if isinstance(edits, Refusal):
             return edits
         return self._functions.prepare(tree, devices, context, lambda: self._edits(tree, devices))
-
-    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let go of the function, which stays until the next user wants another; programming that was cut off is made whole."""
-        self._functions.unprepare(tree, devices, context)
-
-    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Reset the port, and load the blank function where the store has one."""
-        return self._functions.clean(tree, device, record)
 
     def _edits(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
         edits: dict[str, ContainerEdits] = {}

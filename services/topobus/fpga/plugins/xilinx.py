@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
@@ -25,13 +24,12 @@ from topobus.devicekit.edits_text import (
 )
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
-from topobus.fpga.config import FunctionSettings
-from topobus.fpga.function_hands import FunctionHands
+from topobus.fpga.function_hands import FunctionHands, LoadsFunctions
 from topobus.fpga.programmer import KernelXrtProgrammer, XrtProgrammer
 from topobus.fpga.xilinx_region import xilinx_region
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
-from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
@@ -95,7 +93,7 @@ class _Card:
         return self.user or self.functions[0]
 
 
-class XilinxDriver:
+class XilinxDriver(LoadsFunctions):
     """Finds and watches Xilinx cards. Keeps the PCIe error counters, and which slots had a management function or several user functions."""
 
     name = "xilinx"
@@ -106,21 +104,8 @@ class XilinxDriver:
         self._pci_health = PciHealth()
         self._management: dict[str, PciAddress] = {}
         self._several: set[str] = set()
-        self.warnings: tuple[str, ...] = ()
-        """What the last `discover` left out, and why; the inventory shows it."""
-        self.kept: tuple[KeptFunction, ...] = ()
-        """What it left out since it is for something else."""
         self._programmer: XrtProgrammer = programmer or KernelXrtProgrammer()
         self._functions = FunctionHands(lambda tree, device: xilinx_region(tree, device, self._programmer))
-
-    @property
-    def cleans(self) -> bool:
-        """Whether cards are blanked after their users: where they are programmed at all."""
-        return self._functions.loader.can_program
-
-    def configure(self, settings: FunctionSettings, *, can_program: bool) -> None:
-        """Give claims the functions of this store."""
-        self._functions.configure(settings, can_program=can_program)
 
     def remember(self, devices: Sequence[Device]) -> None:
         """Learn from the inventory of an earlier run what cannot be seen while a function of a slot is missing: names must not change with it."""
@@ -132,7 +117,7 @@ class XilinxDriver:
             if isinstance(management, str):
                 self._management[whole] = PciAddress.parse(management)
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the cards, by slot, and the user functions of those that have several."""
         functions = select_functions(tree, machine, vendors=(_XILINX, *_MAKERS), accept=_is_ours)
         slots: dict[tuple[int, int, int], list[PciDevice]] = {}
@@ -144,9 +129,12 @@ class XilinxDriver:
         for card in cards:
             if card.user is not None and card.management is not None:
                 left_out.keep(card.management.address, DeviceRole.MANAGEMENT, "it loads shells and resets the card", is_told=False)
-        self.warnings, self.kept = (*left_out, *self._functions.loader.left_out), left_out.kept
         self._functions.loader.forget_absent({device.name for device in devices})
-        return tuple(self._with_functions(tree, device) for device in devices)
+        return Discovery(
+            devices=tuple(self._with_functions(tree, device) for device in devices),
+            warnings=(*left_out, *self._functions.loader.left_out),
+            kept=left_out.kept,
+        )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at both functions of each card: presence, PCIe errors, shell, firewall; one that cannot be read leaves the others alone."""
@@ -158,10 +146,6 @@ class XilinxDriver:
         seen = {address: self._observe_function(tree, address, is_main=address in mains) for address in addresses}
         return {device.name: self._observe_one(device, seen, turns[device.name]) for device in devices if device.pci is not None}
 
-    def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse configuration that cannot be read."""
-        return self._functions.check(devices, context)
-
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give the render node of the user function, where the driver made one, once the card has the function that the claim asks for.
 
@@ -172,14 +156,6 @@ class XilinxDriver:
         if refusal is not None:
             return refusal
         return self._functions.prepare(tree, devices, context, lambda: {device.name: self._edits(tree, device) for device in devices})
-
-    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let go of the function, which stays until the next user wants another; programming that was cut off is made whole."""
-        self._functions.unprepare(tree, devices, context)
-
-    def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Load the blank function where the store has one; there is no port to reset."""
-        return self._functions.clean(tree, device, record)
 
     def _with_functions(self, tree: Tree, device: Device) -> Device:
         return msgspec.structs.replace(

@@ -14,7 +14,7 @@ import grpc
 from msgspec import Struct
 
 from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.formats.containers.oci import as_on_host, resolve_cdi
 from topobus.gateway.device_plugins.malformed_calls import Malformed, reading
 from topobus.gateway.device_plugins.rules.edits import join
@@ -43,7 +43,7 @@ class ForeignEndpoint(Struct, frozen=True, kw_only=True):
     """None: no list yet."""
 
 
-class ForeignDriver:
+class ForeignDriver(DeviceDriver):
     """One resource of one plugin. The endpoint is replaced as a whole, so threads need no lock."""
 
     def __init__(self, device_class: str, resource: str, cdi_folders: Sequence[Path], *, allocate_s: float) -> None:
@@ -56,9 +56,9 @@ class ForeignDriver:
         self._cdi_folders = tuple(cdi_folders)
         self._allocate_s = allocate_s
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Give the plugin's list; a plugin that is away says nothing, which makes its devices Unknown and no less there."""
-        return foreign_devices(self.device_class, self.resource, self._listed())
+        return Discovery(devices=foreign_devices(self.device_class, self.resource, self._listed()))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Give the plugin's health."""

@@ -14,7 +14,6 @@ from msgspec import Struct
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.formats.kubernetes.classic.classic_parameters import MPS, Sharing
-from topobus.gpu.config import MpsSettings
 from topobus.gpu.mps.commands import PIPES_VARIABLE
 from topobus.gpu.mps.daemon_state import DaemonState, Limits, SharedGpu
 from topobus.gpu.mps.daemons import MpsDaemons
@@ -52,18 +51,14 @@ class MpsPlan(Struct, frozen=True, kw_only=True):
 class MpsSharing:
     """The daemons of a driver's GPUs, as its owners need them."""
 
-    def __init__(self) -> None:
-        """Own none until `configure`."""
-        self.daemons = MpsDaemons()
+    def __init__(self, daemons: MpsDaemons | None = None) -> None:
+        """Own none unless the service gives some."""
+        self.daemons = daemons or MpsDaemons()
 
     @property
     def is_owned(self) -> bool:
         """Say whether this service runs the daemons; else an operator does."""
         return self.daemons.settings.owned
-
-    def configure(self, settings: MpsSettings) -> None:
-        """Take the operator's settings."""
-        self.daemons = MpsDaemons(settings)
 
     def observe(self) -> Mapping[str, tuple[Observation, ...]]:
         """Tell which GPUs have lost their daemon."""

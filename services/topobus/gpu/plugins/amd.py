@@ -16,7 +16,7 @@ import msgspec
 
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
 from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.exclusive_ways import count_ways
@@ -43,7 +43,7 @@ from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet
-from topobus.values.device import Device, DeviceRole, KeptFunction, Link, LinkClass
+from topobus.values.device import Device, DeviceRole, Link, LinkClass
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, Observation
@@ -73,10 +73,6 @@ class AmdDriver(ChecksLeftovers):
         self.leftovers = Leftovers()
         self._links: tuple[tuple[KfdNode, ...], dict[int, tuple[KfdLink, ...]]] = ((), {})
         """The nodes, and the links of each by its number: 64 partitions have 4,000 of them, which change with the nodes alone."""
-        self.warnings: tuple[str, ...] = ()
-        """What the last `discover` left out, and why; the inventory shows it."""
-        self.offers_parents = False
-        self.cuts_on_demand = False
         self.on_demand = AmdOnDemand()
         self._cut: dict[PciAddress, tuple[Device, ...]] = {}
         """What the last look gave of each card that is cut on demand; it stands while the card is on its way into another mode."""
@@ -84,10 +80,8 @@ class AmdDriver(ChecksLeftovers):
         self._sets: dict[PciAddress, tuple[CounterSet, ...]] = {}
         self._whole_links: dict[str, tuple[Link, ...]] = {}
         """Of whole cards, as they were when they were whole: KFD tells the links of parts alone while a card is cut."""
-        self.kept: tuple[KeptFunction, ...] = ()
-        """What it left out since it is for something else."""
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the GPUs and the partitions of those that are cut, by address."""
         functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
         cards = read_amd_cards(tree, [function.address for function in functions])
@@ -97,18 +91,15 @@ class AmdDriver(ChecksLeftovers):
             if is_offered(tree, function.address, left_out):
                 card = cards[function.address]
                 offered.append((function, card))
-                is_counted = (self.offers_parents and not card.fault) or self._can_be_cut(tree, function, card)
+                is_counted = (self.host.offers_parents and not card.fault) or self._can_be_cut(tree, function, card)
                 for why in () if is_counted else _why_not_whole(card):
                     left_out.keep(card.address, DeviceRole.PARTITION_PARENT, why)
         names = {node.number: name for _, card in offered for node, name in _nodes_by_name(self.device_class, card)}
         links = self._read_links(tree, cards, names)
-        self.warnings, self.kept = tuple(left_out), left_out.kept
-        return tuple(device for function, card in offered for device in self._devices(tree, function, card, links))
-
-    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
-        """Give the counters of the cards that are cut on demand."""
-        addresses = sorted({device.pci for device in devices if device.pci is not None and device.consumes})
-        return tuple(counter_set for address in addresses for counter_set in self._sets.get(address, ()))
+        devices = tuple(device for function, card in offered for device in self._devices(tree, function, card, links))
+        counted = sorted({device.pci for device in devices if device.pci is not None and device.consumes})
+        sets = tuple(counter_set for address in counted for counter_set in self._sets.get(address, ()))
+        return Discovery(devices=devices, counter_sets=sets, warnings=tuple(left_out), kept=left_out.kept)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function and at whether its driver is bound; the partitions of a card share what is wrong with it."""
@@ -125,7 +116,7 @@ class AmdDriver(ChecksLeftovers):
             for device in devices
             if device.pci is not None and device.consumes and device.role is DeviceRole.COMPUTE
         ]
-        counts = self._counts_of(tree, [address for address, *_ in wanted]) if self.cuts_on_demand else {}
+        counts = self._counts_of(tree, [address for address, *_ in wanted]) if self.host.cuts_on_demand else {}
         wanted = [wish for wish in wanted if counts.get(wish[0])]
         if not wanted or unusable(tree, devices) is not None:
             return self._edits(tree, devices, context)
@@ -250,7 +241,7 @@ class AmdDriver(ChecksLeftovers):
             return list(self._cut[function.address])
         if card.partitions:
             share_bytes = share(memory_bytes, max(len(card.partitions), product.compute_dies if card.mode == "CPX" else 0))
-            return ([device] if self.offers_parents else []) + present_parts(facts, card, share_bytes, links)
+            return ([device] if self.host.offers_parents else []) + present_parts(facts, card, share_bytes, links)
         return [device]
 
     def _can_be_cut(self, tree: Tree, function: PciDevice, card: AmdCard) -> bool:
@@ -258,7 +249,7 @@ class AmdDriver(ChecksLeftovers):
         if self.on_demand.is_switching(card.address):
             return True
         self._counts.pop(card.address, None)
-        if not self.cuts_on_demand or card.fault or not card.nodes:
+        if not self.host.cuts_on_demand or card.fault or not card.nodes:
             return False
         try:
             counts = part_counts(tree, card, self._products.product(function).compute_dies)

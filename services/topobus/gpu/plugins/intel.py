@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
 from topobus.devicekit.edits_text import unreadable
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts
@@ -38,7 +38,7 @@ from topobus.gpu.sensor_health import health_indicator_sign, survivability_sign,
 from topobus.gpu.wedge_events import WedgeEvents
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
-from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, Observation
@@ -66,33 +66,32 @@ class IntelDriver(ChecksLeftovers):
         self._pci_health = PciHealth()
         self._parents = ParentHealth()
         self.leftovers = Leftovers()
-        self.warnings: tuple[str, ...] = ()
-        """What the last `discover` left out, and why; the inventory shows it."""
-        self.offers_parents = False
-        self.on_demand_functions = OnDemandFunctions("gpu", FunctionCuts(_users, _lacks_node))
-        self.kept: tuple[KeptFunction, ...] = ()
-        """What it left out since it is for something else."""
+        self._on_demand = OnDemandFunctions("gpu", FunctionCuts(_users, _lacks_node))
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    @property
+    def on_demand_functions(self) -> OnDemandFunctions:
+        """Makes virtual functions by the operator's rules."""
+        return self._on_demand
+
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the GPUs, by address."""
         left_out = LeftOut()
         functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
         planned = self._plan(tree, machine, functions, left_out)
         devices: list[Device] = []
         for function in sorted({**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address):
-            changing = self.on_demand_functions.changing(function)
+            changing = self._on_demand.changing(function)
             role = self._role(tree, function, left_out) if changing is None else None
             devices += changing or ([self._device(tree, function, role)] if role is not None else [])
-        self.on_demand_functions.end_look(devices)
+        self._on_demand.end_look(devices)
         # Opened before the first look at health: what the kernel sent earlier is lost.
         self._wedges.take(tree)
         blind = [f"a wedged GPU is not told: {self._wedges.blind}"] if devices and self._wedges.blind else []
-        self.warnings, self.kept = (*left_out, *blind), left_out.kept
-        return tuple(devices)
+        return Discovery(devices=tuple(devices), warnings=(*left_out, *blind), kept=left_out.kept, uncut=self._on_demand.uncut)
 
     def _plan(self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut) -> Mapping[PciAddress, PciDevice]:
         """Find the virtual functions of cards that are cut on demand, there or not."""
-        on_demand = self.on_demand_functions
+        on_demand = self._on_demand
         on_demand.begin_look()
         planned: dict[PciAddress, PciDevice] = {}
         for function in functions if on_demand.rules else ():
@@ -116,9 +115,9 @@ class IntelDriver(ChecksLeftovers):
         except HardwareError:
             # Offered as what it was: `observe` says what is wrong with it.
             return DeviceRole.COMPUTE
-        if role is DeviceRole.PARTITION_PARENT and self.on_demand_functions.is_cut(function):
+        if role is DeviceRole.PARTITION_PARENT and self._on_demand.is_cut(function):
             return DeviceRole.COMPUTE
-        if role is DeviceRole.COMPUTE or (role is DeviceRole.PARTITION_PARENT and self.offers_parents):
+        if role is DeviceRole.COMPUTE or (role is DeviceRole.PARTITION_PARENT and self.host.offers_parents):
             return role
         left_out.keep(function.address, role, why)
         return None
@@ -128,20 +127,18 @@ class IntelDriver(ChecksLeftovers):
         tree = tree.for_scan()
         self._wedges.take(tree)
         addresses = {
-            device.name: device.pci
-            for device in devices
-            if device.pci is not None and not self.on_demand_functions.is_absent(tree, device.pci)
+            device.name: device.pci for device in devices if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
         }
         parents = self._parents.observe(tree, addresses.values())
         return {name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give each GPU's card and render node; virtual functions that are cut on demand are made first."""
-        return self.on_demand_functions.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
+        return self._on_demand.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
         """Say that nothing changes, unless one of them is of a card that is cut on demand."""
-        return not self.on_demand_functions.has_any(devices)
+        return not self._on_demand.has_any(devices)
 
     def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         self.leftovers.before(context, devices, partial(self.use, tree))
@@ -155,7 +152,7 @@ class IntelDriver(ChecksLeftovers):
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Let the owner go; of a card that is cut on demand the last one may take the virtual functions away."""
         for device in devices:
-            self.on_demand_functions.undo(tree, device, context)
+            self._on_demand.undo(tree, device, context)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """See who has the card's or the render node open; the driver gives the memory back with the last of them."""
@@ -183,7 +180,7 @@ class IntelDriver(ChecksLeftovers):
             vendor="intel",
             model=product.name or f"Intel device {function.device:04x}",
             parent=parent,
-            partition_of=parent if self.offers_parents or self.on_demand_functions.is_cut(function) else "",
+            partition_of=parent if self.host.offers_parents or self._on_demand.is_cut(function) else "",
             role=role,
             attributes=attributes,
             capacity={"memory": memory_bytes} if memory_bytes else {},

@@ -12,11 +12,11 @@ An NVML session that became invalid (the driver was replaced) makes the GPUs Unk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from topobus.devicekit.device_record import DeviceRecord, Step
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.driver import Discovery, HostServices, LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
@@ -39,6 +39,7 @@ from topobus.gpu.driver_root.access import access_nodes, read_access
 from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.drm_edits import by_path_nodes, groups_of
 from topobus.gpu.fabric_links import links_of
+from topobus.gpu.host_services import GpuServices
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.mig.offer import MigOffer, instance_edits, is_mig
 from topobus.gpu.mig.on_demand import destroy
@@ -55,8 +56,7 @@ from topobus.gpu.time_slices import TimeSlicePlan, TimeSlices
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
-from topobus.values.counters import CounterSet
-from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation
@@ -84,22 +84,23 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
     sharing_strategies = STRATEGIES
 
     def __init__(self, nvml: Nvml | None = None) -> None:
-        self.warnings: tuple[str, ...] = ()
-        self.kept: tuple[KeptFunction, ...] = ()
         self._products = ProductTable()
         self._pci_health = PciHealth()
         self._parents = ParentHealth()
         self._nvml = nvml
         self.leftovers = Leftovers()
         self._driver_files = DriverFileSource()
-        self.offers_parents = False
-        self.cuts_on_demand = False
-        self.recorded: Callable[[str], Sequence[Step]] = lambda _device: ()
         self._mig = MigOffer()
         self.mps = MpsSharing()
         self._time_slices = TimeSlices()
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def configure(self, host: HostServices) -> None:
+        """Take the operator's settings."""
+        super().configure(host)
+        if isinstance(host, GpuServices) and host.mps is not None:
+            self.mps = MpsSharing(host.mps)
+
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the GPUs, by address."""
         warnings = LeftOut()
         functions = [
@@ -116,16 +117,15 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
             device = self._device(tree, function, nvml_gpus, version)
             if _is_partitioned(tree, function.address, gpu):
                 mig = gpu.mig if gpu is not None else MigGpu(fault="NVML, which tells its instances, is not used")
-                if self.cuts_on_demand:
-                    devices += self._mig.possible(tree, self._nvml, device, mig, warnings, self.recorded)
+                if self.host.cuts_on_demand:
+                    devices += self._mig.possible(tree, self._nvml, device, mig, warnings, self.host.recorded)
                 else:
-                    devices += self._mig.devices(device, mig, warnings, is_counted=self.offers_parents)
+                    devices += self._mig.devices(device, mig, warnings, is_counted=self.host.offers_parents)
             else:
                 devices.append(device)
         if devices:
             warnings.extend(self._driver_files.warnings(tree, version))
-        self.warnings, self.kept = tuple(warnings), warnings.kept
-        return tuple(devices)
+        return Discovery(devices=tuple(devices), counter_sets=self._mig.counter_sets, warnings=tuple(warnings), kept=warnings.kept)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function, the kernel module's word, and NVML's."""
@@ -141,10 +141,6 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
             for address in sorted(set(addresses.values()))
         }
         return {name: (*by_function[address], *by_instance.get(name, ()), *by_mps.get(name, ())) for name, address in addresses.items()}
-
-    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
-        """Give what the instances take from that are made for claims."""
-        return self._mig.counter_sets
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give each GPU's nodes, the driver's shared nodes and files, and the variable that NVIDIA's container runtime reads.

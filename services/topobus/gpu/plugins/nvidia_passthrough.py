@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
+from topobus.devicekit.driver import DeviceDriver
 from topobus.gpu.nvidia_proc import information_if_readable
 from topobus.gpu.nvml.nvml import Nvml
 from topobus.sysfs.tree import Tree
@@ -13,11 +14,11 @@ from topobus.values.device import Device
 __all__ = ["LetsGpusGo"]
 
 
-class LetsGpusGo:
+class LetsGpusGo(DeviceDriver):
     """What NVIDIA's driver inherits to be a driver whose devices are switched."""
 
     # Else the maker's runtime would add every GPU that it finds to an image that says "all".
-    passthrough_variables: Mapping[str, str] = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
+    passthrough_variables = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
     _nvml: Nvml | None
 
     def own_nodes(self, tree: Tree, device: Device) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What a driver of class `nic` needs to attach its devices: the methods of AttachingDriver and CheckingDriver, made of InterfaceHands.
+"""What a driver of class `nic` needs to attach its devices: to check, attach and detach, made of InterfaceHands.
 
 Without hands (a recorded machine, a service without the rights) nothing is attached: a claim without configuration has device nodes and variables, and one that configures the
 interface is refused. Interfaces of a tree that is not this kernel's must never be looked for in it.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
 from topobus.nic.config import InterfaceSettings
+from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands, interface_of, read_config
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
 from topobus.nic.netlink.vf_settings import VfPlace
@@ -24,19 +25,19 @@ from topobus.values.sandbox import AttachedInterface, Sandbox
 __all__ = ["AttachesInterfaces"]
 
 
-class AttachesInterfaces:
+class AttachesInterfaces(DeviceDriver):
     """The attaching half of a driver; the other half says where the parts of a device are."""
-
-    name: str
 
     def __init__(self, settings: InterfaceSettings | None = None, hands: InterfaceHands | None = None) -> None:
         self._settings = settings or InterfaceSettings()
         self._hands = hands
         self._why_not_handed = "it has no rights to"
 
-    def configure(self, settings: InterfaceSettings, hands: InterfaceHands | None = None, *, why_not: str = "") -> None:
-        """Take the service's settings, and its hands or why it has none; before the first look."""
-        self._settings, self._hands, self._why_not_handed = settings, hands, why_not or self._why_not_handed
+    def configure(self, host: HostServices) -> None:
+        """Take the service's settings, and its hands or why it has none."""
+        super().configure(host)
+        if isinstance(host, NicServices):
+            self._settings, self._hands, self._why_not_handed = host.interfaces, host.hands, host.why_not or self._why_not_handed
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
         """Name those whose interface goes into the pod."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import Discovery, PrepareContext
 from topobus.devicekit.edits_text import own_variable, unreadable
 from topobus.devicekit.pci import pci_device_name
 from topobus.nic.config import InterfaceSettings, SharedInterface
@@ -67,14 +67,11 @@ class LinuxNetdevDriver(AttachesInterfaces):
         super().__init__(settings)
         self._best_speeds = BestSpeeds()
         self._settling = Settling(now)
-        self.warnings: tuple[str, ...] = ()
-        """What the last `discover` left out, and why; the inventory shows it."""
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the interfaces that the operator's rules name, by name."""
-        self.warnings = ()
         if not self._settings.offer and not self._settings.share:
-            return ()
+            return Discovery()
         tree = tree.for_scan()
         routed, addressed = default_route_interfaces(tree), addressed_interfaces(tree)
         functions = {function.address: function for function in machine.pci_devices}
@@ -100,8 +97,7 @@ class LinuxNetdevDriver(AttachesInterfaces):
         left_out += [
             f"{shared.name} is not shared: the node has no such interface" for shared in self._settings.share if shared.name not in there
         ]
-        self.warnings = tuple(left_out)
-        return tuple(sorted(devices, key=lambda device: device.name))
+        return Discovery(devices=tuple(sorted(devices, key=lambda device: device.name)), warnings=tuple(left_out))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at presence and link of each interface; one that cannot be read leaves the others alone."""

@@ -24,7 +24,7 @@ from functools import partial
 
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import LongWork, PrepareContext
+from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts
@@ -72,7 +72,7 @@ from topobus.sysfs.netdevs import interface_path
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.rdma import RdmaPort, function_rdma_devices, function_rdma_ports
 from topobus.sysfs.tree import Tree
-from topobus.values.device import AttributeValue, Device, DeviceRole, KeptFunction
+from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, Observation
@@ -107,14 +107,14 @@ class PciNetdevDriver(AttachesInterfaces):
         self._function_counts: dict[PciAddress, int | None] = {}
         """By physical function: how many virtual ones it had at the last look."""
         self._counters = CounterRises()
-        self.warnings: tuple[str, ...] = ()
-        """What the last `discover` left out, and why; the inventory shows it."""
-        self.offers_parents = False
-        self.on_demand_functions = OnDemandFunctions("nic", FunctionCuts(function_users, lacks_interface))
-        self.kept: tuple[KeptFunction, ...] = ()
-        """What it left out since it is for something else."""
+        self._on_demand = OnDemandFunctions("nic", FunctionCuts(function_users, lacks_interface))
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    @property
+    def on_demand_functions(self) -> OnDemandFunctions:
+        """Makes virtual functions by the operator's rules."""
+        return self._on_demand
+
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the network functions that may be handed out, by address."""
         tree = tree.for_scan()
         routed = default_route_interfaces(tree)
@@ -123,16 +123,15 @@ class PciNetdevDriver(AttachesInterfaces):
         planned = self._plan(tree, machine, functions, left_out)
         devices: list[Device] = []
         for function in sorted({**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address):
-            changing = self.on_demand_functions.changing(function)
+            changing = self._on_demand.changing(function)
             device = self._discover_one(tree, function, routed, left_out) if changing is None else None
             devices += changing or ([device] if device is not None else [])
-        self.on_demand_functions.end_look(devices)
-        self.warnings, self.kept = tuple(left_out), left_out.kept
-        return tuple(devices)
+        self._on_demand.end_look(devices)
+        return Discovery(devices=tuple(devices), warnings=tuple(left_out), kept=left_out.kept, uncut=self._on_demand.uncut)
 
     def _plan(self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut) -> Mapping[PciAddress, PciDevice]:
         """Find the virtual functions of cards that are cut on demand, there or not."""
-        on_demand = self.on_demand_functions
+        on_demand = self._on_demand
         on_demand.begin_look()
         planned: dict[PciAddress, PciDevice] = {}
         for function in functions if on_demand.rules else ():
@@ -155,9 +154,7 @@ class PciNetdevDriver(AttachesInterfaces):
         """Look at presence, PCIe errors and link of each function; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
         addresses = {
-            device.name: device.pci
-            for device in devices
-            if device.pci is not None and not self.on_demand_functions.is_absent(tree, device.pci)
+            device.name: device.pci for device in devices if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
         }
         parents = self._parents.observe(tree, addresses.values())
         self._settling.begin_look()
@@ -179,22 +176,22 @@ class PciNetdevDriver(AttachesInterfaces):
                 # `_observe_one` tells which file is unreadable.
                 parents[address] = address
         before, self._function_counts = self._function_counts, counts
-        changing = {parent for parent in set(parents.values()) if self.on_demand_functions.cuts.locks.is_changing(parent)}
+        changing = {parent for parent in set(parents.values()) if self._on_demand.cuts.locks.is_changing(parent)}
         changing |= {parent for parent, count in counts.items() if parent in before and before[parent] != count}
         return frozenset(changing | {address for address, parent in parents.items() if parent in changing})
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
         """Refuse a configuration that these devices cannot have; of a virtual function that is yet to be made, once it is there."""
-        there = [device for device in devices if device.pci is None or not self.on_demand_functions.is_absent(tree, device.pci)]
+        there = [device for device in devices if device.pci is None or not self._on_demand.is_absent(tree, device.pci)]
         return super().check(tree, there, context) if there else None
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give each function's nodes and variables; virtual functions that are cut on demand are made first."""
-        return self.on_demand_functions.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
+        return self._on_demand.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
         """Say that nothing changes, unless one of them is of a card that is cut on demand."""
-        return not self.on_demand_functions.has_any(devices)
+        return not self._on_demand.has_any(devices)
 
     def _edits(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in variables; the kit adds `TOPOBUS_NIC_DEVICES`."""
@@ -230,7 +227,7 @@ class PciNetdevDriver(AttachesInterfaces):
         """Forget what was noted; of a card that is cut on demand the last owner may take the virtual functions away."""
         for device in devices:
             context.records.get(device.name, DeviceRecord()).undone(_RDMA_NODES)
-            self.on_demand_functions.undo(tree, device, context)
+            self._on_demand.undo(tree, device, context)
 
     def _refuse_without_interface(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
         """Refuse claims whose pods would start without the interface that they want: the inventory does not tell it, or tells another one."""
@@ -300,9 +297,9 @@ class PciNetdevDriver(AttachesInterfaces):
         if any(interface.name in routed for interface in interfaces):
             left_out.keep(function.address, DeviceRole.MANAGEMENT, "the default route of this node goes over it")
             return None
-        if role is DeviceRole.PARTITION_PARENT and self.on_demand_functions.is_cut(function):
+        if role is DeviceRole.PARTITION_PARENT and self._on_demand.is_cut(function):
             role = DeviceRole.COMPUTE
-        is_hidden = role is DeviceRole.PARTITION_PARENT and not self.offers_parents
+        is_hidden = role is DeviceRole.PARTITION_PARENT and not self.host.offers_parents
         if is_hidden or (role is DeviceRole.PASSTHROUGH and not group):
             left_out.keep(function.address, role, why)
             return None
@@ -329,7 +326,7 @@ class PciNetdevDriver(AttachesInterfaces):
             vendor=vendor_name(function.vendor),
             model=model_name(function.vendor, function.device),
             parent=parent,
-            partition_of=parent if self.offers_parents or self.on_demand_functions.is_cut(function) else "",
+            partition_of=parent if self.host.offers_parents or self._on_demand.is_cut(function) else "",
             role=role,
             attributes=facts,
         )

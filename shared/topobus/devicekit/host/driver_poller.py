@@ -11,15 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from topobus.devicekit.driver import CountingDriver, KeepingDriver
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceMetrics
 from topobus.devicekit.journal.journal import PassedThrough
-from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.engine.health.health_machine import silence
@@ -43,13 +41,6 @@ _LOOKS = 64
 
 
 _Kind: TypeAlias = tuple[Dimension, HealthState, str]
-
-
-@runtime_checkable
-class _WarningDriver(Protocol):
-    """A driver that tells what it had to do without (a library that does not load), as sentences; read after each discover."""
-
-    warnings: Sequence[str]
 
 
 class DriverPoller:
@@ -235,14 +226,14 @@ class DriverPoller:
         # What leaves or comes back during the look is not found by it, nor is what this copy of the machine does not have yet: no driver is to blame.
         known_functions = {pci_device.address for pci_device in machine.pci_devices}
         off_bus = self._off_bus(pcis) | (frozenset(pcis) - known_functions)
-        devices = tuple(driver.discover(self._tree, self._with_present_drivers(machine)))
+        discovery = driver.discover(self._tree, self._with_present_drivers(machine))
         return DriverView(
-            devices=devices,
-            counter_sets=tuple(driver.counter_sets(devices)) if isinstance(driver, CountingDriver) else (),
-            warnings=tuple(driver.warnings) if isinstance(driver, _WarningDriver) else (),
-            kept=tuple(driver.kept) if isinstance(driver, KeepingDriver) else (),
-            uncut=driver.on_demand_functions.uncut if isinstance(driver, FunctionCuttingDriver) else frozenset(),
-            seen=frozenset(device.pci for device in devices if device.pci is not None),
+            devices=tuple(discovery.devices),
+            counter_sets=tuple(discovery.counter_sets),
+            warnings=tuple(discovery.warnings),
+            kept=tuple(discovery.kept),
+            uncut=discovery.uncut,
+            seen=frozenset(device.pci for device in discovery.devices if device.pci is not None),
             off_bus=off_bus | self._off_bus(pcis),
             away=away,
         )

@@ -1,13 +1,13 @@
 """Answers a request for topology hints of one class, in its device service.
 
-The same pure function that topology uses computes them; a driver with hints of its own (`HintingDriver`) is asked instead.
+The same pure function that topology uses computes them; a driver with hints of its own is asked instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.driver import DeviceDriver, HintingDriver
+from topobus.devicekit.driver import DeviceDriver
 from topobus.engine.alignment.devices.device_hints import device_hints
 from topobus.values.device import Device
 from topobus.values.hint import Hint
@@ -22,7 +22,7 @@ def hints_of(machine: Machine, devices: Sequence[Device], available: Sequence[st
     return device_hints(devices, [name for name in available if name in names], count, machine.node_set)
 
 
-def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -> HintingDriver | None:
+def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -> DeviceDriver | None:
     """Find the driver whose own hints speak for the class: the only one that has devices, when it has an opinion.
 
     Two drivers with devices of one class cannot both be asked for one resource; then the common rules speak.
@@ -31,4 +31,4 @@ def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -
     if len(owners) != 1:
         return None
     driver = next((device_driver for device_driver in drivers if device_driver.name in owners), None)
-    return driver if isinstance(driver, HintingDriver) else None
+    return driver if driver is not None and driver.capabilities.hints else None

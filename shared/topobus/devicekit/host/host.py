@@ -15,8 +15,7 @@ from functools import partial
 import msgspec
 
 from topobus.bus.connection.reply_inbox import new_token
-from topobus.devicekit.driver import CuttingDriver, ParentingDriver, RecallingDriver, RememberingDriver
-from topobus.devicekit.hands import AttachingDriver, is_reading
+from topobus.devicekit.driver import HostServices
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.hints import hinting_driver, hints_of
@@ -28,7 +27,6 @@ from topobus.devicekit.host.publishing import DevicePublisher
 from topobus.devicekit.journal.journal import Journal, journal_folder
 from topobus.devicekit.maintenance.device_operator import DeviceOperator
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
-from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.sharing.shared_devices import check_sharing_settings
@@ -68,16 +66,19 @@ async def serve_devices(
     registry: DriverRegistry | None = None,
     resource: str = "",
     series: DeviceSeries | None = None,
+    host_services: HostServices = HostServices(),  # noqa: B008 - frozen
 ) -> None:
     """Run the device service of a class until cancelled.
 
-    Shapes: registry — replaces the installed plugins; resource — names the class for pods when its name is not ours; series — given where this process serves several classes.
+    Shapes: registry — replaces the installed plugins; resource — names the class for pods when its name is not ours;
+    series — given where this process serves several classes; host_services — what a class gives its own drivers besides.
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
     check_pools(device_class, settings.pools)
     check_sharing_settings(device_class, settings.sharing, settings.pools)
     metrics = (series or DeviceSeries(runtime.registry)).of(device_class)
-    await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), metrics, resource).run()
+    registry = registry or load_drivers(device_class, settings.drivers)
+    await _DeviceHost(settings, runtime, device_class, registry, metrics, host_services, resource).run()
 
 
 class _DeviceHost:
@@ -88,6 +89,7 @@ class _DeviceHost:
         device_class: str,
         registry: DriverRegistry,
         metrics: DeviceMetrics,
+        host_services: HostServices,
         resource: str = "",
     ) -> None:
         self._resource = resource
@@ -100,13 +102,6 @@ class _DeviceHost:
         self._tree = Tree(settings.hardware, is_revisited=True)
         self._skipped = registry.skipped
         self._ignored = registry.ignored
-        for driver in registry.drivers:
-            if isinstance(driver, ParentingDriver):
-                driver.offers_parents = settings.partitions.parents == "counted"
-            if isinstance(driver, CuttingDriver):
-                driver.cuts_on_demand = settings.partitions.on_demand
-            if isinstance(driver, FunctionCuttingDriver):
-                driver.on_demand_functions.rules = settings.partitions.virtual_functions
         self._metrics = metrics
         self._drivers = {
             driver.name: IsolatedDriver(
@@ -125,8 +120,7 @@ class _DeviceHost:
             wait_s=settings.drivers.timeout_s,
         )
         for driver in registry.drivers:
-            if isinstance(driver, RecallingDriver):
-                driver.recorded = self._hands.journal.steps_of
+            driver.configure(msgspec.structs.replace(host_services, partitions=settings.partitions, recorded=self._hands.journal.steps_of))
         self._preparer = Preparer(device_class, self._hands, self._find)
         self._attacher = Attacher(device_class, self._hands)
         self._adjuster = Adjuster(device_class, self._hands)
@@ -155,7 +149,7 @@ class _DeviceHost:
             note_published=self._note_published,
             make_inventory=self._inventory,
             maintenance=lambda: self._maintenance.value.devices,
-            moving=frozenset(driver.name for driver in registry.drivers if isinstance(driver, AttachingDriver)),
+            moving=frozenset(driver.name for driver in registry.drivers if driver.capabilities.attaches),
         )
         self._maintenance = MaintenanceStore(runtime, device_class)
         self._operator = DeviceOperator(
@@ -231,7 +225,7 @@ class _DeviceHost:
         for name, isolated in self._drivers.items():
             driver = isolated.driver
             own = tuple(device for device in devices if device.driver == name)
-            if isinstance(driver, RememberingDriver) and own:
+            if own:
                 try:
                     await isolated.call("remember", partial(driver.remember, own))
                 except (DriverHung, DriverFailed) as err:
@@ -304,7 +298,7 @@ class _DeviceHost:
             counter_sets=merged.counter_sets,
             kept=merged.kept,
             resource=self._resource,
-            reading_drivers=tuple(sorted(name for name, isolated in self._drivers.items() if is_reading(isolated.driver))),
+            reading_drivers=tuple(sorted(name for name, isolated in self._drivers.items() if isolated.driver.capabilities.only_reads)),
         )
 
     def _find(self, name: str) -> Device | None:

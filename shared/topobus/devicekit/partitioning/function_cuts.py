@@ -16,9 +16,9 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.partitioning.card_locks import CardLocks, Pauses, look_until
 from topobus.devicekit.pci import pci_folder
+from topobus.devicekit.prepare_context import LongWork, PrepareContext
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.edits import ContainerEdits

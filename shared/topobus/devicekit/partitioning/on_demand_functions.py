@@ -6,14 +6,13 @@ Flows in: rules, physical functions with their devices. Flows out: the virtual f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts, FunctionWish, planned_functions
 from topobus.devicekit.pci import pci_device_name, pci_folder
+from topobus.devicekit.prepare_context import LongWork, PrepareContext
 from topobus.devicekit.settings import FunctionRule
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
@@ -23,7 +22,7 @@ from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress
 
-__all__ = ["FunctionCuttingDriver", "OnDemandFunctions"]
+__all__ = ["OnDemandFunctions"]
 
 
 class _Plan(Struct, frozen=True, kw_only=True):
@@ -177,14 +176,6 @@ class OnDemandFunctions:
                 f"{physical.address} is not cut on demand: the kernel does not tell of virtual functions (sriov_totalvfs, sriov_offset, sriov_stride)",
             )
         return functions, ""
-
-
-@runtime_checkable
-class FunctionCuttingDriver(DeviceDriver, Protocol):
-    """A driver that can make virtual functions when somebody gets one of them."""
-
-    on_demand_functions: OnDemandFunctions
-    """The service gives it the operator's rules (`partitions.virtual_functions`) before the first `discover`."""
 
 
 def _refuse(message: str, devices: Sequence[Device]) -> Refusal:

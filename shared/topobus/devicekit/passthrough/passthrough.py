@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.devicekit.driver import Capabilities, DeviceDriver, Discovery, LongWork, PrepareContext
 from topobus.devicekit.edits_text import gone
-from topobus.devicekit.hands import CleaningDriver, SwitchedDriver, is_cleaning
 from topobus.devicekit.journal.journal_values import PASSTHROUGH
 from topobus.devicekit.partitioning.function_cuts import CUT_LIMIT_S
-from topobus.devicekit.partitioning.on_demand_functions import FunctionCuttingDriver
 from topobus.devicekit.passthrough import iommu_groups
 from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch, Timer
 from topobus.devicekit.passthrough.function_users import function_nodes, interface_uses, openers
@@ -42,7 +40,7 @@ _LOOK_S = 0.2
 _SWITCHES = 4
 
 
-class PassthroughDriver:
+class PassthroughDriver(DeviceDriver):
     """Stands in place of a class's driver for the devices that a claim wants for a virtual machine."""
 
     def __init__(
@@ -62,13 +60,13 @@ class PassthroughDriver:
         self._timer = timer or Timer()
 
     @property
-    def cleans(self) -> bool:
-        """Say whether its driver cleans: it does when it has the device again."""
-        return is_cleaning(self._driver)
+    def capabilities(self) -> Capabilities:
+        """It cleans if its driver does: when that has the device again."""
+        return Capabilities(checks=True, cleans=self._driver.capabilities.cleans)
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Find nothing: its driver does."""
-        return ()
+        return Discovery()
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """See nothing: its driver does, when it has the device again."""
@@ -118,17 +116,18 @@ class PassthroughDriver:
         for device in devices:
             if fault := self._bring_back(tree, device, context.records[device.name]):
                 faults.append(fault)
-            elif isinstance(self._driver, FunctionCuttingDriver):
+            elif self._driver.on_demand_functions is not None:
                 self._driver.on_demand_functions.undo(tree, device, context)
         if faults:
             raise HardwareError("; ".join(faults), next_step="it is tried again until its driver has it")
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
         """Have its driver clean it."""
-        return self._driver.clean(tree, device, record) if isinstance(self._driver, CleaningDriver) else None
+        return self._driver.clean(tree, device, record)
 
     def _is_cut_on_demand(self, device: Device) -> bool:
-        return isinstance(self._driver, FunctionCuttingDriver) and self._driver.on_demand_functions.has_any([device])
+        functions = self._driver.on_demand_functions
+        return functions is not None and functions.has_any([device])
 
     def _refuse_device(self, tree: Tree, device: Device, *, is_there: bool = True) -> Refusal | None:
         """Refuse what may not be given; `is_there`: whether the function is what it will be when it is given."""
@@ -178,7 +177,8 @@ class PassthroughDriver:
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough
     ) -> Mapping[str, ContainerEdits] | Refusal:
         """Have the functions of cards that are cut on demand made, or the card whole, and give them."""
-        if not isinstance(self._driver, FunctionCuttingDriver) or not any(map(self._is_cut_on_demand, devices)):
+        functions = self._driver.on_demand_functions
+        if functions is None or not any(map(self._is_cut_on_demand, devices)):
             return self._work(tree, devices, context, passthrough)
 
         def give() -> Mapping[str, ContainerEdits] | Refusal:
@@ -187,7 +187,7 @@ class PassthroughDriver:
                 refusal = refusal or self._refuse_device(tree, device)
             return refusal or self._refuse_group(tree, devices) or self._work(tree, devices, context, passthrough)
 
-        answer = self._driver.on_demand_functions.prepare(tree, devices, context, give)
+        answer = functions.prepare(tree, devices, context, give)
         return answer.work() if isinstance(answer, LongWork) else answer
 
     def _work(
@@ -202,7 +202,7 @@ class PassthroughDriver:
                 context.records[device.name].intend(PASSTHROUGH, facts)
         try:
             for device in devices:
-                if isinstance(self._driver, SwitchedDriver) and context.records[device.name].step(PASSTHROUGH) is not None:
+                if context.records[device.name].step(PASSTHROUGH) is not None:
                     self._driver.let_go(tree, device)
             refusal = self._wait_idle(tree, devices)
             if refusal is None:
@@ -250,8 +250,7 @@ class PassthroughDriver:
             switch.restore(address, before)
         except HardwareError as err:
             return f"{device.name}: {err}"
-        if isinstance(self._driver, SwitchedDriver):
-            self._driver.take_back(tree, device)
+        self._driver.take_back(tree, device)
         record.undone(PASSTHROUGH)
         get_logger().info("function.returned", device=device.name, address=str(address), driver=before.name)
         return ""
@@ -276,8 +275,7 @@ class PassthroughDriver:
         unseen = 0
         for device in devices:
             address = _address(device)
-            own = self._driver.own_nodes(tree, device) if isinstance(self._driver, SwitchedDriver) else ()
-            busy = openers(tree, {*function_nodes(tree, address), *own})
+            busy = openers(tree, {*function_nodes(tree, address), *self._driver.own_nodes(tree, device)})
             uses += [f"{device.name}: {use}" for use in (*interface_uses(tree, address), *busy.users)]
             unseen = max(unseen, busy.unseen)
         return uses, unseen

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.edits_text import own_variable
-from topobus.devicekit.hands import SwitchedDriver
 from topobus.devicekit.passthrough import iommu_groups
 from topobus.devicekit.passthrough.passthrough_request import Passthrough
 from topobus.sysfs.nodes import device_node
@@ -45,7 +44,7 @@ def passthrough_edits(
         f"PCI_RESOURCE_{resource}": addresses,
         f"TOPOBUS_{device_class}_PCI_ADDRESSES": addresses,
         f"TOPOBUS_{device_class}_PASSTHROUGH": passthrough.backend,
-        **(driver.passthrough_variables if isinstance(driver, SwitchedDriver) else {}),
+        **driver.passthrough_variables,
     }
     edits = {
         device.name: ContainerEdits(

@@ -7,7 +7,7 @@ way: a strategy says what its containers may do with them. A driver that does no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
 from topobus.formats.kubernetes.classic.classic_parameters import (
@@ -23,15 +23,7 @@ from topobus.values.device import Device
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Reason, Refusal
 
-__all__ = ["SharingDriver", "read_sharing", "refuse_sharing", "sharing_of", "with_operators_sharing"]
-
-
-@runtime_checkable
-class SharingDriver(DeviceDriver, Protocol):
-    """A driver that knows sharing strategies; in `prepare` it reads the one that is asked for by `sharing_of`."""
-
-    sharing_strategies: frozenset[str]
-    """Besides Exclusive: `TimeSlicing`, `MPS`."""
+__all__ = ["read_sharing", "refuse_sharing", "sharing_of", "with_operators_sharing"]
 
 
 def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | None:
@@ -100,10 +92,9 @@ def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: Pre
         return sharing
     if sharing.strategy == EXCLUSIVE:
         return None
-    sharing_strategies = driver.sharing_strategies if isinstance(driver, SharingDriver) else frozenset()
-    if sharing.strategy in sharing_strategies:
+    if sharing.strategy in driver.sharing_strategies:
         return None
-    able = ", ".join((EXCLUSIVE, *sorted(sharing_strategies)))
+    able = ", ".join((EXCLUSIVE, *sorted(driver.sharing_strategies)))
     message = f"driver {driver.name} cannot share devices by {sharing.strategy}: it knows {able}"
     return _refuse("sharing-unsupported", message, driver=driver.name, strategy=sharing.strategy)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.hands import AdjustingDriver
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung
 from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
 from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
@@ -52,7 +51,7 @@ class Adjuster:
             if isolated is None:
                 return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", name)
             driver = isolated.driver
-            if not isinstance(driver, AdjustingDriver):
+            if not driver.capabilities.adjusts:
                 # Of an earlier version that had the method: it adds nothing now.
                 edits[name] = ContainerEdits()
                 continue

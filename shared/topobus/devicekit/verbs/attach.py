@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
@@ -71,7 +70,7 @@ class Attacher:
         for device in devices:
             isolated = self._hands.drivers[device.driver]
             driver = isolated.driver
-            if not isinstance(driver, AttachingDriver):
+            if not driver.capabilities.attaches:
                 return _refuse("attach-unsupported", f"driver {driver.name} attaches no device", driver=driver.name, device=device.name)
             attach = partial(journaled_verbs.attach, self._hands.journal, driver, self._hands.tree, device, context, request.sandbox)
             try:
@@ -93,7 +92,7 @@ class Attacher:
                 continue
             isolated = self._hands.drivers.get(device.driver)
             driver = isolated.driver if isolated is not None else None
-            if isolated is None or not isinstance(driver, AttachingDriver):
+            if isolated is None or driver is None or not driver.capabilities.attaches:
                 return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
             detach = partial(journaled_verbs.detach, self._hands.journal, driver, self._hands.tree, device, request.owner, request.sandbox)
             try:

@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import NamedTuple
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.hands import AttachingDriver
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal.journal import Journal, JournalTaken
 from topobus.devicekit.journal.journal_values import OwnerEntry
@@ -262,7 +261,7 @@ class DeviceHands:
         driver = isolated.driver
         steps: list[Callable[[], None]] = []
         if entry.is_half_attached:
-            if not isinstance(driver, AttachingDriver):
+            if not driver.capabilities.attaches:
                 return _Unmended(f"driver {driver.name} cannot detach any more")
             steps.append(partial(journaled_verbs.detach, self.journal, driver, self.tree, device, entry.owner, None))
         if entry.is_half_prepared:

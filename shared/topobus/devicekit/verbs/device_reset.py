@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.hands import ResettingDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.pci import pci_folder
 from topobus.process.logging import get_logger
@@ -28,7 +27,7 @@ def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
 
     Errors: raises HardwareError when the journal cannot be written, and what the driver raises; then it may be done or not.
     """
-    if isinstance(driver, ResettingDriver):
+    if driver.capabilities.resets:
         reset = partial(driver.reset, tree, device)
     else:
         path = _reset_file(tree, device)

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from topobus.devicekit.device_record import RecordState
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
-from topobus.devicekit.hands import AttachingDriver, CleaningDriver, is_cleaning
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.journal.journal_values import DeviceEntry, OwnerEntry
 from topobus.process.logging import get_logger
@@ -95,7 +94,7 @@ def unprepare(journal: Journal, driver: DeviceDriver, tree: Tree, devices: Seque
     """Undo `prepare` and let the owner go; a device that its last owner leaves is to be cleaned from then on, if its driver cleans."""
     _unprepare_steps(journal, driver, tree, devices, context)
     for device in devices:
-        journal.change(device, lambda entry: _left(entry, context.owner, is_cleaned=is_cleaning(driver)))
+        journal.change(device, lambda entry: _left(entry, context.owner, is_cleaned=driver.capabilities.cleans))
 
 
 def undo_prepare(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, owner: Owner) -> None:
@@ -104,7 +103,7 @@ def undo_prepare(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
 
 
 def attach(
-    journal: Journal, driver: AttachingDriver, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox
+    journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox
 ) -> AttachedInterface | Refusal | None:
     """Attach a device once: the same sandbox gets the same answer, from another one the device is detached first."""
     owner = context.owner
@@ -129,7 +128,7 @@ def attach(
     return answer
 
 
-def detach(journal: Journal, driver: AttachingDriver, tree: Tree, device: Device, owner: Owner, sandbox: Sandbox | None) -> None:
+def detach(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, owner: Owner, sandbox: Sandbox | None) -> None:
     """Detach a device; nothing when it is not attached."""
     entry = journal.owner_entry(device.name, owner)
     if entry is None or not (entry.is_attached or entry.is_half_attached):
@@ -143,7 +142,7 @@ def detach(journal: Journal, driver: AttachingDriver, tree: Tree, device: Device
 
 def clean(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device) -> Refusal | None:
     """Clean a device after its last owner; one whose driver does not clean (any more) is clean."""
-    if isinstance(driver, CleaningDriver) and is_cleaning(driver):
+    if driver.capabilities.cleans:
         record = journal.clean_record(device)
         refusal = driver.clean(tree, device, record)
         if refusal is not None:

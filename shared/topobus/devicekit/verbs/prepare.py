@@ -13,7 +13,6 @@ from functools import partial
 import msgspec
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.devicekit.hands import AttachingDriver, is_adjusting, is_attaching, is_checking, is_cleaning, is_reading
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.passthrough.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing.sharing import refuse_sharing, with_operators_sharing
@@ -180,7 +179,7 @@ class Preparer:
         self._hands.jobs.forget(request.owner, names)
         seen = self._hands.tree.settings.runtime_dev
         # Only a claim's containers can be kept from starting without it.
-        adjusting = [name for name, isolated in self._hands.drivers.items() if is_adjusting(isolated.driver)]
+        adjusting = [name for name, isolated in self._hands.drivers.items() if isolated.driver.capabilities.adjusts]
         is_claim = request.owner.kind is OwnerKind.CLAIM
         to_adjust = [
             device.name
@@ -210,7 +209,7 @@ class Preparer:
     ) -> Refusal | None:
         # What is being worked on was checked when it began, and is neither here nor there now.
         is_begun = any(self._hands.jobs.is_under_way(device.name, context.owner) for device in devices)
-        if is_begun or not is_checking(driver):
+        if is_begun or not driver.capabilities.checks:
             return None
         try:
             return await isolated.call("check", partial(driver.check, self._hands.tree, devices, context))
@@ -239,7 +238,7 @@ class Preparer:
             return stands, ()
 
         def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
-            wanted = driver.to_attach(devices, context) if is_attaching(driver) else ()
+            wanted = driver.to_attach(devices, context) if driver.capabilities.attaches else ()
             to_attach = [name for name in names if name in wanted and name not in looked_at]
             # Allocate is a call that kubelet waits for: the journal hears of such an owner when the gateway sees that its pod has gone. Of a shared device it
             # must know all owners: who leaves it is the last one, or is not.
@@ -249,7 +248,7 @@ class Preparer:
                 return _refuse("not-ahead", text, devices=",".join(names)), ()
             shared = {device.name for device in devices if device.sharing is not None}
             used = [name for name in names if name not in looked_at and (not is_plugin or name in shared)]
-            kept = [name for name in used if is_cleaning(driver) or name in to_attach or name in shared]
+            kept = [name for name in used if driver.capabilities.cleans or name in to_attach or name in shared]
             if stands is not None:
                 return stands, to_attach
             return journaled_verbs.prepare(hands.journal, driver, hands.tree, devices, context, kept), to_attach
@@ -280,9 +279,9 @@ class Preparer:
                 continue
             driver = isolated.driver
             try:
-                for device in own_devices if isinstance(driver, AttachingDriver) else ():
+                for device in own_devices if driver.capabilities.attaches else ():
                     entry = hands.journal.owner_entry(device.name, request.owner)
-                    if entry is not None and isinstance(driver, AttachingDriver):
+                    if entry is not None:
                         detach = partial(journaled_verbs.detach, hands.journal, driver, hands.tree, device, request.owner)
                         await isolated.call("detach", partial(detach, entry.attach.sandbox))
                 passed = [device for device in own_devices if self._is_passed_through(device.name, request.owner)]
@@ -309,7 +308,7 @@ class Preparer:
 
 def _only_reads(driver: DeviceDriver, devices: Sequence[Device]) -> bool:
     """Say whether preparing devices changes nothing. Of a shared one the journal must know who has it."""
-    return is_reading(driver) and all(device.sharing is None for device in devices) and driver.only_reads(devices)
+    return all(device.sharing is None for device in devices) and driver.only_reads(devices)
 
 
 def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits | str:

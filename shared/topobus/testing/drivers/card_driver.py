@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
 from topobus.values.device import Device
@@ -21,7 +21,7 @@ __all__ = ["CardDriver"]
 _GIB = 1 << 30
 
 
-class CardDriver:
+class CardDriver(DeviceDriver):
     """Finds one card of 7 slices and 80 GiB with its partitions (`profiles`: slices of each), one function with `parts`, and one shared port."""
 
     name = "card"
@@ -31,7 +31,7 @@ class CardDriver:
         self.profiles = tuple(profiles)
         self.parts = parts
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Describe the hardware of the day."""
         shared = Device(
             name="port-0",
@@ -46,11 +46,10 @@ class CardDriver:
         parts = [
             Device(name=f"function-0-{index}", device_class=self.device_class, partition_of="function-0") for index in range(self.parts)
         ]
-        return (self._part("card-0", 7), *partitions, *functions, *parts, shared)
-
-    def counter_sets(self, devices: Sequence[Device]) -> Sequence[CounterSet]:
-        """Give what the card has for all of its partitions."""
-        return (CounterSet(name="card-0", counters={"slices": 7, "memory": 80 * _GIB}),)
+        return Discovery(
+            devices=(self._part("card-0", 7), *partitions, *functions, *parts, shared),
+            counter_sets=(CounterSet(name="card-0", counters={"slices": 7, "memory": 80 * _GIB}),),
+        )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Find nothing wrong."""
@@ -59,9 +58,6 @@ class CardDriver:
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give one variable a device."""
         return {device.name: ContainerEdits(env={f"CARD_{device.name.upper().replace('-', '_')}": "1"}) for device in devices}
-
-    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing."""
 
     def _part(self, name: str, slices: int, partition_of: str = "") -> Device:
         amounts = {"slices": slices, "memory": slices * 80 * _GIB // 7 // _GIB * _GIB if partition_of else 80 * _GIB}

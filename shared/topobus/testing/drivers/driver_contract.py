@@ -22,7 +22,6 @@ import pytest
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
-from topobus.devicekit.hands import is_reading
 from topobus.formats.messages.device_classes import class_complaint
 from topobus.simulation.machines import RecordedMachine
 from topobus.sysfs.machine import read_machine
@@ -93,7 +92,7 @@ class DriverContract:
     @pytest.fixture
     def devices(self, driver: DeviceDriver, tree: Tree, machine: Machine) -> tuple[Device, ...]:
         """Give what the driver finds."""
-        return tuple(driver.discover(tree, machine))
+        return tuple(driver.discover(tree, machine).devices)
 
     def test_driver_is_one_when_the_service_loads_it(self, driver: DeviceDriver) -> None:
         """A driver has all methods of the protocol, a DNS label for its name, and a class that some service runs."""
@@ -116,8 +115,8 @@ class DriverContract:
         self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
     ) -> None:
         """The same tree gives the same devices: from the same driver, and from one of another process."""
-        assert _sorted(driver.discover(tree, machine)) == _sorted(devices), "the second answer of one driver differs"
-        assert _sorted(self.make_driver().discover(tree, machine)) == _sorted(devices), (
+        assert _sorted(driver.discover(tree, machine).devices) == _sorted(devices), "the second answer of one driver differs"
+        assert _sorted(self.make_driver().discover(tree, machine).devices) == _sorted(devices), (
             "a new driver answers otherwise: names must be stable"
         )
 
@@ -127,15 +126,15 @@ class DriverContract:
         """Names come from where or what a device is, never from the order of discovery."""
         reversed_machine = msgspec.structs.replace(machine, pci_devices=machine.pci_devices[::-1], cpus=machine.cpus[::-1])
 
-        assert _sorted(driver.discover(tree, reversed_machine)) == _sorted(devices)
+        assert _sorted(driver.discover(tree, reversed_machine).devices) == _sorted(devices)
 
     def test_discover_keeps_names_when_another_device_vanishes(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
         """A neighbour's absence renames nobody."""
         tree = Tree(HardwareSettings(root=str(doomed.root)))
-        first, *others = _sorted(driver.discover(tree, read_machine(tree, _NODE)))
+        first, *others = _sorted(driver.discover(tree, read_machine(tree, _NODE)).devices)
         self.vanish(doomed, first)
 
-        left = {device.name for device in driver.discover(tree, read_machine(tree, _NODE))}
+        left = {device.name for device in driver.discover(tree, read_machine(tree, _NODE)).devices}
 
         assert left == {device.name for device in others if device.parent != first.name}
 
@@ -171,7 +170,7 @@ class DriverContract:
         empty = tmp_path / "empty"
         empty.mkdir()
 
-        assert tuple(driver.discover(Tree(HardwareSettings(root=str(empty))), Machine(node=_NODE, numa_nodes=(), cpus=()))) == ()
+        assert tuple(driver.discover(Tree(HardwareSettings(root=str(empty))), Machine(node=_NODE, numa_nodes=(), cpus=())).devices) == ()
 
     def test_observe_speaks_of_its_devices_only_when_it_looks(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
         """Observations carry the names of devices that were asked about, and a healthy machine has no sick device."""
@@ -217,10 +216,10 @@ class DriverContract:
 
     def test_prepare_changes_nothing_when_the_driver_says_that_it_only_reads(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
         """Such devices are prepared before they are anybody's: no file is written, and there is nothing in the record to undo."""
-        if not is_reading(driver):
+        if not driver.capabilities.only_reads:
             pytest.skip("the driver does not say that it only reads (only_reads)")
         tree = Tree(HardwareSettings(root=str(doomed.root)))
-        devices = [device for device in driver.discover(tree, read_machine(tree, _NODE)) if driver.only_reads([device])]
+        devices = [device for device in driver.discover(tree, read_machine(tree, _NODE)).devices if driver.only_reads([device])]
         records = {device.name: DeviceRecord() for device in devices}
         kubelet = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="contract", uid="contract-uid")
         before = _writes(doomed.root)
@@ -244,7 +243,7 @@ class DriverContract:
         """Of a device that is gone, observe and unprepare say so without failing, prepare refuses, discover (on an older machine, too) goes on."""
         tree = Tree(HardwareSettings(root=str(doomed.root)))
         machine = read_machine(tree, _NODE)
-        devices = driver.discover(tree, machine)
+        devices = driver.discover(tree, machine).devices
         gone = _sorted(devices)[0]
         driver.observe(tree, devices)
         self.vanish(doomed, gone)
@@ -286,7 +285,7 @@ class DriverContract:
 
 def _use_all(driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
     """Call every method once, as the service does."""
-    devices = driver.discover(tree, machine)
+    devices = driver.discover(tree, machine).devices
     driver.observe(tree, devices)
     driver.prepare(tree, devices, _CONTEXT)
     driver.unprepare(tree, devices, _CONTEXT)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from topobus.devicekit.driver import LongWork, PrepareContext
-from topobus.devicekit.hands import DeviceRecord
+from topobus.devicekit.driver import DeviceDriver, DeviceRecord, Discovery, LongWork, PrepareContext
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits
@@ -38,20 +37,22 @@ def make_card(root: Path, name: str, mac: str = "02:00:00:00:00:01") -> Path:
     return card
 
 
-class FolderDriver:
+class FolderDriver(DeviceDriver):
     """Drives cards that are folders."""
 
     name = "folder"
     device_class = "nic"
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Find the cards that no sandbox has."""
         cards = tree.path(CARDS)
         folders = sorted(path for path in cards.iterdir() if path.is_dir()) if cards.is_dir() else []
-        return [
-            Device(name=card.name, device_class=self.device_class, driver=self.name, attributes={"mac": _read(card / "mac")})
-            for card in folders
-        ]
+        return Discovery(
+            devices=[
+                Device(name=card.name, device_class=self.device_class, driver=self.name, attributes={"mac": _read(card / "mac")})
+                for card in folders
+            ]
+        )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """See whether the cards are there."""

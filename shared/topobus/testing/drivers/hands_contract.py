@@ -25,7 +25,6 @@ import pytest
 
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
-from topobus.devicekit.hands import AdjustingDriver, AttachingDriver, CheckingDriver, CleaningDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.simulation.machines import RecordedMachine
@@ -81,7 +80,7 @@ class HandsContract(DriverContract):
     def test_check_refuses_and_changes_nothing_when_the_configuration_is_bad(self, bench: _Bench) -> None:
         """A refusal with a reason comes before anything was changed, and good configuration passes."""
         driver = bench.driver
-        if not isinstance(driver, CheckingDriver) or not self.bad_config:
+        if not driver.capabilities.checks or not self.bad_config:
             pytest.skip("the driver reads no configuration, or the suite has no bad one (bad_config)")
         before = self.look(bench.recorded)
 
@@ -95,7 +94,7 @@ class HandsContract(DriverContract):
     def test_adjust_says_the_same_and_changes_nothing_when_a_container_is_made(self, bench: _Bench) -> None:
         """A container that could not start is made again: the answer is the same, of what a new container can get, and the hardware is as before."""
         driver = bench.driver
-        if not isinstance(driver, AdjustingDriver):
+        if not driver.capabilities.adjusts:
             pytest.skip("the driver adjusts no container")
         container = ContainerName(namespace="default", pod="pod", pod_uid="p1", name="main")
         before, context = self.look(bench.recorded), bench.context(self.config)
@@ -247,7 +246,7 @@ class HandsContract(DriverContract):
 
     def test_device_is_clean_when_clean_is_killed_at_any_step(self, bench: _Bench) -> None:
         """What the last user left is gone, in however many lives, and a clean device stays as it is."""
-        if not isinstance(bench.driver, CleaningDriver):
+        if not bench.driver.capabilities.cleans:
             pytest.skip("the driver cleans nothing")
         before = self.look(bench.recorded)
         bench.use()
@@ -288,7 +287,7 @@ class _Bench:
         self.journal = Journal(folder)
         self.driver: DeviceDriver = suite.make_driver()
         self.tree = Tree(HardwareSettings(root=str(recorded.root)))
-        devices = sorted(self.driver.discover(self.tree, read_machine(self.tree, "contract-node")), key=lambda device: device.name)
+        devices = sorted(self.driver.discover(self.tree, read_machine(self.tree, "contract-node")).devices, key=lambda device: device.name)
         self.device = devices[0]
         self.sandbox = suite.make_sandbox(recorded)
 
@@ -301,9 +300,9 @@ class _Bench:
         """Give what a claim of this configuration wants."""
         return PrepareContext(owner=_OWNER, config=tuple(dict(part) for part in config))
 
-    def attaching(self) -> AttachingDriver:
+    def attaching(self) -> DeviceDriver:
         """Give the driver, if it attaches."""
-        if not isinstance(self.driver, AttachingDriver):
+        if not self.driver.capabilities.attaches:
             pytest.skip("the driver attaches nothing")
         return self.driver
 
@@ -323,7 +322,7 @@ class _Bench:
         entry = journal.owner_entry(self.device.name, _OWNER)
         if entry is not None and entry.is_attached:
             context = msgspec.structs.replace(context, attached=frozenset({self.device.name}))
-        kept = {self.device.name} if isinstance(driver, CleaningDriver) else set()
+        kept = {self.device.name} if driver.capabilities.cleans else set()
         answer = journaled_verbs.prepare(journal, driver, self.tree, [self.device], context, kept)
         if isinstance(answer, journaled_verbs.JournaledWork):
             answer = answer.run(lambda: True)
@@ -366,7 +365,5 @@ class _Bench:
             if entry is not None and entry.is_due_for_cleaning:
                 self.clean(journal)
 
-    def _fresh_attaching(self) -> AttachingDriver:
-        driver = self._suite.make_driver()
-        assert isinstance(driver, AttachingDriver)
-        return driver
+    def _fresh_attaching(self) -> DeviceDriver:
+        return self._suite.make_driver()

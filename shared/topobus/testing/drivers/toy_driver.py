@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits, DeviceNode
@@ -18,7 +18,7 @@ from topobus.values.outcome import Refusal
 __all__ = ["ToyDriver"]
 
 
-class ToyDriver:
+class ToyDriver(DeviceDriver):
     """Finds what it is told to find; can be made to fail, and to hang until it is let go."""
 
     def __init__(self, name: str = "toy", device_class: str = "gpu", *, count: int = 0) -> None:
@@ -39,10 +39,11 @@ class ToyDriver:
         """What each device was configured with when it was last prepared."""
         self.unprepared: list[tuple[str, ...]] = []
 
-    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Find the devices of the day."""
         self._enter()
-        return tuple(Device(name=name, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0)) for name in self.names)
+        devices = [Device(name=name, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0)) for name in self.names]
+        return Discovery(devices=devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Tell the faults of the day."""

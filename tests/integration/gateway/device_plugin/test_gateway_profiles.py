@@ -59,7 +59,7 @@ class Gpus:
     def __init__(self, folder: Path) -> None:
         build(_PROFILES / "h100-pair.toml", folder)
         self.tree = Tree(HardwareSettings(root=str(folder)))
-        self.devices = tuple(NvidiaDriver().discover(self.tree, read_machine(self.tree, "demo-node")))
+        self.devices = tuple(NvidiaDriver().discover(self.tree, read_machine(self.tree, "demo-node")).devices)
 
     async def prepare(self, request: PrepareRequest) -> PrepareReply:
         """Prepare as the gpu service does."""

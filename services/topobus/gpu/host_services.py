@@ -1,0 +1,17 @@
+"""What the gpu service gives its drivers beside what every device service gives."""
+
+from __future__ import annotations
+
+from topobus.devicekit.driver import HostServices
+from topobus.gpu.config import LeftoverSettings
+from topobus.gpu.mps.daemons import MpsDaemons
+
+__all__ = ["GpuServices"]
+
+
+class GpuServices(HostServices, frozen=True, kw_only=True):
+    """How GPUs are looked at after an owner, and who runs their daemons."""
+
+    leftovers: LeftoverSettings = LeftoverSettings()
+    mps: MpsDaemons | None = None
+    """The control daemons of MPS; None: an operator runs them."""
