@@ -16,10 +16,11 @@ from support.gpu_processes import add_process, end_recorded
 from support.hands_bench import CLEANING, HandsBench
 from support.laws import examples
 from support.thread_turns import other_threads
+from topobus.devicekit.pauses import Pauses
 from topobus.formats.messages.messages import Prepared
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.config import LeftoverSettings
-from topobus.gpu.leftovers import Leftovers, Timer
+from topobus.gpu.leftovers import Leftovers
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
@@ -71,7 +72,7 @@ class _History:
         def pass_time(seconds: float) -> None:
             self._now_s += seconds
 
-        driver.leftovers = Leftovers(LeftoverSettings(wait_s=0.2), timer=Timer(now=lambda: self._now_s, sleep=pass_time))
+        driver.leftovers = Leftovers(LeftoverSettings(wait_s=0.2), pauses=Pauses(now=lambda: self._now_s, sleep=pass_time))
         device = driver.discover(self.tree, read_machine(self.tree, "n1")).devices[0]
         self.device = device.name
         self.bench.driver, self.bench.tree, self.bench.devices = driver, self.tree, {device.name: device}

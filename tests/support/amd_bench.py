@@ -12,6 +12,7 @@ from typing import Self
 from support.amd_kernel import AmdKernel
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
+from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.settings import PartitionSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
@@ -19,7 +20,6 @@ from topobus.gpu.amd.amd_cards import read_amd_cards
 from topobus.gpu.amd.amd_modes import settle_mode
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.host_services import GpuServices
-from topobus.gpu.leftovers import Timer
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -30,7 +30,7 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["AmdBench"]
 
-_REAL = Timer()
+_REAL = Pauses()
 # A switch of the machine under test takes a millisecond; a loaded builder may need a second.
 _LIMIT_S = 30.0
 
@@ -125,7 +125,7 @@ class AmdBench:
     def _new_driver(self) -> AmdDriver:
         driver = AmdDriver()
         driver.configure(GpuServices(partitions=PartitionSettings(on_demand=True), leftovers=LeftoverSettings(check=False)))
-        driver.on_demand.timer = Timer(now=lambda: time.monotonic() + self._stuck_s, sleep=self._sleep)
+        driver.on_demand.pauses = Pauses(now=lambda: time.monotonic() + self._stuck_s, sleep=self._sleep)
         return driver
 
     def _sleep(self, _: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from support.sriov_kernel import PHYSICAL, SriovKernel
 from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.partitioning.card_locks import Pauses
+from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.settings import FunctionRule, PartitionSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork

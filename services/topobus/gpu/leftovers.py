@@ -10,15 +10,14 @@ processes outside pods are passed over, and `leftovers.idle_memory_mib` stands f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import Capabilities, DeviceDriver, HostServices, PrepareContext
+from topobus.devicekit.pauses import Pauses
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.host_services import GpuServices
 from topobus.gpu.processes import GpuProcess, end_process, own_processes
@@ -28,7 +27,7 @@ from topobus.values.device import Device
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.request import OwnerKind
 
-__all__ = ["ChecksLeftovers", "GpuUse", "Leftovers", "Timer"]
+__all__ = ["ChecksLeftovers", "GpuUse", "Leftovers"]
 
 _LOOK_S = 0.1
 _MIB = 1 << 20
@@ -55,20 +54,12 @@ class _Idle(Struct, frozen=True, kw_only=True):
     used_bytes: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timer:
-    """How the check waits; a test gives its own."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
 class Leftovers:
     """The check for the GPUs of one driver."""
 
-    def __init__(self, settings: LeftoverSettings | None = None, *, timer: Timer | None = None) -> None:
+    def __init__(self, settings: LeftoverSettings | None = None, *, pauses: Pauses | None = None) -> None:
         self.settings = settings or LeftoverSettings()
-        self._timer = timer or Timer()
+        self._pauses = pauses or Pauses()
         self._idle: dict[str, _Idle] = {}
         self._has_told_unseen = False
 
@@ -109,14 +100,14 @@ class Leftovers:
         return Refusal(reasons=(Reason(code="leftovers", message=why, facts={key: value for key, value in facts.items() if value}),))
 
     def _wait(self, tree: Tree, device: str, look: Callable[[], GpuUse], limit_s: float) -> tuple[GpuUse, tuple[GpuProcess, ...]]:
-        deadline = self._timer.now() + limit_s
+        deadline = self._pauses.now() + limit_s
         while True:
             use = look()
             self._tell_unseen(use)
             left = self._left(tree, device, use)
-            if not self._why(device, use, left) or self._timer.now() >= deadline:
+            if not self._why(device, use, left) or self._pauses.now() >= deadline:
                 return use, left
-            self._timer.sleep(_LOOK_S)
+            self._pauses.sleep(_LOOK_S)
 
     def _tell_unseen(self, use: GpuUse) -> None:
         if use.unseen and not self._has_told_unseen:

@@ -13,9 +13,10 @@ from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
 from support.gpu_processes import POD_UID, add_process, end_recorded
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.pauses import Pauses
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.host_services import GpuServices
-from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers, Timer
+from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -45,9 +46,9 @@ class _Time:
             self.at.pop(due)()
 
     @property
-    def timer(self) -> Timer:
+    def pauses(self) -> Pauses:
         """Give it to a check."""
-        return Timer(now=lambda: self.now_s, sleep=self.sleep)
+        return Pauses(now=lambda: self.now_s, sleep=self.sleep)
 
 
 class _Nvidia:
@@ -59,7 +60,7 @@ class _Nvidia:
         self.tree = Tree(HardwareSettings(root=str(recorded.root), library_path=str(library.folder)))
         self.address = recorded.pci("h100")[0]
         self.driver = NvidiaDriver()
-        self.driver.leftovers = Leftovers(timer=self.time.timer)
+        self.driver.leftovers = Leftovers(pauses=self.time.pauses)
         self.device = self.driver.discover(self.tree, read_machine(self.tree, "n1")).devices[0]
 
     def come(self) -> None:
@@ -191,7 +192,7 @@ def test_clean_sees_who_has_the_node_open_when_there_is_no_nvml(recorded: Record
     """By the links of /proc: who has this GPU's node open holds it, who has its neighbour's does not."""
     tree, time = Tree(HardwareSettings(root=str(recorded.root))), _Time()
     driver = NvidiaDriver()
-    driver.leftovers = Leftovers(timer=time.timer)
+    driver.leftovers = Leftovers(pauses=time.pauses)
     first, second = driver.discover(tree, read_machine(tree, "n1")).devices
     minor = _minor(recorded, first)
     add_process(recorded.root, 4711, pod="trainer-0", node=f"nvidia{minor}")
@@ -209,7 +210,7 @@ def test_clean_sees_kfds_processes_and_memory_when_the_gpu_is_amds(tmp_path: Pat
     """A process with memory on the GPU holds it; one that KFD lists with 0 does not; amdgpu tells the memory."""
     recorded = build(_PROFILES / "mi210-pair.toml", tmp_path / "machine")
     tree, driver = Tree(HardwareSettings(root=str(recorded.root))), AmdDriver()
-    driver.leftovers = Leftovers(timer=_Time().timer)
+    driver.leftovers = Leftovers(pauses=_Time().pauses)
     first, second = driver.discover(tree, read_machine(tree, "n1")).devices
     nodes = sorted(
         path
@@ -245,7 +246,7 @@ def test_clean_sees_who_has_the_render_node_open_when_the_gpu_is_intels(tmp_path
 def _intel(tmp_path: Path) -> tuple[ChecksLeftovers, Tree, Device]:
     recorded = build("laptop", tmp_path / "machine")
     tree, driver = Tree(HardwareSettings(root=str(recorded.root))), IntelDriver()
-    driver.leftovers = Leftovers(timer=_Time().timer)
+    driver.leftovers = Leftovers(pauses=_Time().pauses)
     return driver, tree, driver.discover(tree, read_machine(tree, "n1")).devices[0]
 
 
@@ -265,7 +266,7 @@ def test_leftover_of_a_pod_is_killed_only_when_the_setting_says_so(tmp_path: Pat
     tree = Tree()
     seen = process_of(tree, victim.pid)
     in_pod = GpuProcess(pid=seen.pid, started=seen.started, program=seen.program, pod_uid=POD_UID)
-    check = Leftovers(LeftoverSettings(kill=kill), timer=_Time().timer)
+    check = Leftovers(LeftoverSettings(kill=kill), pauses=_Time().pauses)
     try:
         refusal = check.clean(tree, "gpu-0", lambda: GpuUse(processes=() if victim.poll() is not None else (in_pod,)))
         if kill:

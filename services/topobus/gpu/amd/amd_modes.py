@@ -16,22 +16,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from topobus.devicekit.partitioning.card_cuts import SETTLE_S, refuse
+from topobus.devicekit.pauses import Pauses, look_until
 from topobus.devicekit.pci import pci_folder
 from topobus.gpu.amd.amd_cards import COUNTS, WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
 from topobus.gpu.kfd_processes import kfd_processes
-from topobus.gpu.leftovers import Timer
 from topobus.gpu.processes import GpuProcess, holders_of, own_processes, process_of
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal
 from topobus.values.pci import PciAddress
 
-__all__ = ["SETTLE_S", "card_users", "part_counts", "refuse", "settle_mode", "write_mode", "write_text"]
+__all__ = ["card_users", "part_counts", "settle_mode", "write_mode"]
 
-SETTLE_S = 30.0
-"""Seconds that KFD and the render nodes may take to agree with a new mode."""
-_LOOK_S = 0.05
 _CURRENT = "current_compute_partition"
 _AVAILABLE = "available_compute_partition"
 _CPX = "CPX"
@@ -62,11 +60,6 @@ def card_users(tree: Tree, card: AmdCard) -> tuple[GpuProcess, ...]:
     return tuple(users[pid] for pid in sorted(users) if pid not in own)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file of the kernel's; it answers when the driver has done it, or refuses as an OSError."""
-    path.write_text(f"{text}\n", encoding="ascii")
-
-
 def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path, str], None]) -> Refusal | None:
     """Ask the kernel for a mode; None: it took the word."""
     try:
@@ -84,28 +77,23 @@ def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path
     return None
 
 
-def settle_mode(tree: Tree, address: PciAddress, mode: str, count: int, timer: Timer, limit_s: float = SETTLE_S) -> AmdCard | Refusal:
+def settle_mode(tree: Tree, address: PciAddress, mode: str, count: int, pauses: Pauses, limit_s: float = SETTLE_S) -> AmdCard | Refusal:
     """Wait until amdgpu, KFD and the render nodes agree on a mode; how the card is then."""
-    deadline = timer.now() + limit_s
-    while True:
-        why = ""
+
+    def look() -> tuple[AmdCard | None, str]:
         try:
             # A tree that has seen nothing yet: folders come and go below the same names.
             card = read_amd_cards(Tree(tree.settings), [address])[address]
             why = _unsettled(tree, card, mode, count)
-            if not why:
-                return card
         except HardwareError as err:
-            why = err.message
-        if timer.now() >= deadline:
-            text = f"{address} was asked for mode {mode} and is not in it after {limit_s:g} s: {why}"
-            return refuse("partition-mode-unsettled", text, address=str(address), mode=mode)
-        timer.sleep(_LOOK_S)
+            return None, err.message
+        return (None, why) if why else (card, "")
 
-
-def refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Refusal:
-    """Refuse with one reason."""
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+    settled = look_until(look, pauses, limit_s)
+    if isinstance(settled, AmdCard):
+        return settled
+    text = f"{address} was asked for mode {mode} and is not in it after {limit_s:g} s: {settled}"
+    return refuse("partition-mode-unsettled", text, address=str(address), mode=mode)
 
 
 def _unsettled(tree: Tree, card: AmdCard, mode: str, count: int) -> str:

@@ -196,7 +196,7 @@ class AmdDriver(ChecksLeftovers):
 
     def _devices(self, tree: Tree, function: PciDevice, card: AmdCard, links: Mapping[str, tuple[Link, ...]]) -> list[Device]:
         """Give a whole GPU, or its partitions, or both for a card that is cut on demand; nothing for a card that is neither."""
-        if self.on_demand.is_switching(function.address):
+        if self.on_demand.locks.is_changing(function.address):
             return list(self._cut.get(function.address, ()))
         self._cut.pop(function.address, None)
         if card.fault:
@@ -246,7 +246,7 @@ class AmdDriver(ChecksLeftovers):
 
     def _can_be_cut(self, tree: Tree, function: PciDevice, card: AmdCard) -> bool:
         """Say whether a card is offered in all its modes at once; those that it has are noted."""
-        if self.on_demand.is_switching(card.address):
+        if self.on_demand.locks.is_changing(card.address):
             return True
         self._counts.pop(card.address, None)
         if not self.host.cuts_on_demand or card.fault or not card.nodes:

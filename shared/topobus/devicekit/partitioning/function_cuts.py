@@ -1,8 +1,7 @@
-"""Makes virtual functions when somebody gets one of them, and lets them go for who wants the physical one: the intent in the journal first, never while anybody uses the card.
+"""Makes virtual functions when somebody gets one of them, and removes them for a request that wants the physical one.
 
-Flows in: for each physical function of a request whether it is wanted whole or in parts. Flows out: a driver's edits, at once where the functions are as wanted, else as long
-work; or a refusal with who is in the way. The kernel changes the number by way of 0 alone, which removes all of them: so functions are made where there are none, and removed for
-who wants the physical function, or when the last is given back.
+The kernel changes the number by way of 0 alone, which removes all of them: so functions are made where there are none,
+and removed for a request of the physical function, or when the last is given back.
 
 What a death cuts off needs no mending: the kernel ends a write of sriov_numvfs as a whole, so the functions are there or not, and both are on offer.
 Source: Documentation/PCI/pci-iov-howto.rst; sriov_numvfs, sriov_offset, sriov_stride, sriov_vf_device in Documentation/ABI/testing/sysfs-bus-pci.
@@ -10,36 +9,29 @@ Source: Documentation/PCI/pci-iov-howto.rst; sriov_numvfs, sriov_offset, sriov_s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.partitioning.card_locks import CardLocks, Pauses, look_until
+from topobus.devicekit.partitioning.card_cuts import PART, SETTLE_S, CardCuts, refuse
+from topobus.devicekit.pauses import Pauses, look_until
 from topobus.devicekit.pci import pci_folder
-from topobus.devicekit.prepare_context import LongWork, PrepareContext
+from topobus.devicekit.prepare_context import PrepareContext
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
-from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.machine import Machine, PciDevice
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal
 from topobus.values.pci import PciAddress
 
-__all__ = ["CUT_LIMIT_S", "FunctionCuts", "FunctionWish", "planned_functions", "write_text"]
+__all__ = ["CUT_LIMIT_S", "FunctionCuts", "FunctionWish", "planned_functions"]
 
-Edits = Mapping[str, ContainerEdits] | Refusal
-
-_PART = "part"
-"""Step: the owner has the physical function or a virtual one; nothing is to be undone."""
 _COUNT = "functions"
 """Step: the number of virtual functions is being changed."""
-_SETTLE_S = 30.0
-CUT_LIMIT_S = 2 * _SETTLE_S
+CUT_LIMIT_S = 2 * SETTLE_S
 """Seconds that one card takes at most: a wait for its lock, and one for its functions."""
-# Seconds that `unprepare` waits for a card, in a call that has five in all.
-_UNDO_S = 1.5
 
 
 class FunctionWish(Struct, frozen=True, kw_only=True):
@@ -65,7 +57,7 @@ class FunctionWish(Struct, frozen=True, kw_only=True):
         return 0 if self.is_whole else len(self.parts)
 
 
-class FunctionCuts:
+class FunctionCuts(CardCuts[FunctionWish]):
     """The physical functions of one driver."""
 
     def __init__(
@@ -80,61 +72,41 @@ class FunctionCuts:
 
         Shapes: users — who uses a physical function, or one of its virtual ones, besides owners of ours, for people; is_ready — what a virtual function still lacks, or nothing.
         """
-        self.locks = CardLocks()
-        self.pauses = pauses or Pauses()
-        self.write = write or write_text
+        super().__init__(pauses=pauses, write=write)
         self._users = users
         self._is_ready = is_ready
 
-    def prepare(
-        self, tree: Tree, wishes: Mapping[PciAddress, FunctionWish], context: PrepareContext, edits: Callable[[], Edits]
-    ) -> Edits | LongWork:
-        """Give the edits of functions that are there, at once; of others after they are made, which is long work."""
-        with self.locks.locked(wishes, 0) as is_mine:
-            if is_mine and not any(self._lacks(tree, address, wish, wish.own_parts) for address, wish in wishes.items()):
-                return _with_note(wishes.values(), context, edits)
-        what = ", ".join(f"{address} with {wishes[address].count} virtual functions" for address in sorted(wishes))
-        return LongWork(
-            limit_s=CUT_LIMIT_S * (1 + len(wishes)), what=f"setting up {what}", work=lambda: self._work(tree, wishes, context, edits)
-        )
+    def are_as_wanted(self, tree: Tree, wishes: Mapping[PciAddress, FunctionWish]) -> bool:
+        """Say whether the functions are there, and those of the request ready."""
+        return not any(self._lacks(tree, address, wish, wish.own_parts) for address, wish in wishes.items())
+
+    def describe(self, address: PciAddress, wish: FunctionWish) -> str:
+        """Give the number of functions that there are to be."""
+        return f"{address} with {wish.count} virtual functions"
 
     def undo(self, tree: Tree, address: PciAddress, wish: FunctionWish, record: DeviceRecord, in_use: Callable[[], frozenset[str]]) -> None:
         """Let an owner go; the last one of a card whose functions are to go takes them away.
 
         Errors: raises HardwareError while the card is at work for somebody else.
         """
-        part = record.step(_PART)
+        part = record.step(PART)
         if part is not None and part.is_done and wish.removes and not wish.is_whole:
-            with self.locks.locked([address], _UNDO_S) as is_mine:
-                if not is_mine:
-                    raise HardwareError(f"{address} is being set up for another claim")
+            with self.turn_to_undo(address):
                 self._remove(tree, address, wish, in_use())
         self.forget(record)
 
     def forget(self, record: DeviceRecord) -> None:
         """Let an owner go whose card is not cut on demand any more."""
         record.undone(_COUNT)
-        record.undone(_PART)
+        record.undone(PART)
 
-    def _work(self, tree: Tree, wishes: Mapping[PciAddress, FunctionWish], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
-        with self.locks.locked(wishes, _SETTLE_S * (1 + len(wishes))) as is_mine:
-            if not is_mine:
-                text = f"{', '.join(map(str, sorted(wishes)))}: it is still being set up for another claim"
-                return _refuse("card-in-use", text, devices=tuple(device for wish in wishes.values() for device in wish.devices))
-            _note(wishes.values(), context)
-            for address in sorted(wishes):
-                refusal = self._bring(tree, address, wishes[address], context)
-                if refusal is not None:
-                    return refusal
-            return _with_note(wishes.values(), context, edits)
-
-    def _bring(self, tree: Tree, address: PciAddress, wish: FunctionWish, context: PrepareContext) -> Refusal | None:
-        """Make the functions, or take them away; the caller has the card's lock."""
+    def bring(self, tree: Tree, address: PciAddress, wish: FunctionWish, context: PrepareContext) -> Refusal | None:
+        """Make the functions, or take them away."""
         present = _present(tree, address)
         if present != wish.count:
             if present and not wish.is_whole:
                 text = f"{address} has {present} virtual functions by now, and {wish.devices[0]} was one of {wish.count}; ask again when the inventory tells them"
-                return _refuse("device-not-offered", text, devices=wish.devices)
+                return refuse("device-not-offered", text, devices=wish.devices)
             refusal = self._refuse_users(tree, address, wish, present, context.in_use())
             if refusal is not None:
                 return refusal
@@ -156,14 +128,14 @@ class FunctionCuts:
             return None
         why = f"{', '.join(rivals)} is held" if rivals else "; ".join(users)
         text = f"{address} has {present} virtual functions and needs {wish.count}, but is in use: {why}"
-        return _refuse("card-in-use", text, address=str(address), devices=rivals, users=users)
+        return refuse("card-in-use", text, address=str(address), devices=rivals, users=users)
 
     def _settle(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> Refusal | None:
         """Wait until these functions are ready. A sibling that does not get ready in time is in nobody's way."""
-        lacks = look_until(lambda: _done(self._lacks(tree, address, wish, parts)), self.pauses, _SETTLE_S)
+        lacks = look_until(lambda: _done(self._lacks(tree, address, wish, parts)), self.pauses, SETTLE_S)
         if isinstance(lacks, str) and (own := self._lacks(tree, address, wish, wish.own_parts)):
-            text = f"{address}: {own} after {_SETTLE_S:g} s; the claim can be asked for again"
-            return _refuse("functions-unsettled", text, address=str(address), wanted=wish.count)
+            text = f"{address}: {own} after {SETTLE_S:g} s; the claim can be asked for again"
+            return refuse("functions-unsettled", text, address=str(address), wanted=wish.count)
         return None
 
     def _write(self, tree: Tree, address: PciAddress, wanted: int) -> Refusal | None:
@@ -171,7 +143,7 @@ class FunctionCuts:
             self.write(tree.path(f"{pci_folder(address)}/sriov_numvfs"), str(wanted))
         except OSError as err:
             text = f"the driver of {address} does not make {wanted} virtual functions: {err.strerror}"
-            return _refuse("functions-refused", text, address=str(address), wanted=wanted, error=err.errno or 0)
+            return refuse("functions-refused", text, address=str(address), wanted=wanted, error=err.errno or 0)
         return None
 
     def _remove(self, tree: Tree, address: PciAddress, wish: FunctionWish, in_use: frozenset[str]) -> None:
@@ -230,11 +202,6 @@ def planned_functions(tree: Tree, machine: Machine, physical: PciDevice, count: 
     )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file of the kernel's; it answers when the driver has done it, or refuses as an OSError."""
-    path.write_text(f"{text}\n", encoding="ascii")
-
-
 def _routed(physical: PciAddress, distance: int) -> PciAddress:
     """Find the function at a distance of routing ids: 8 bits of bus, 5 of device, 3 of function.
 
@@ -258,28 +225,5 @@ def _virtual(tree: Tree, address: PciAddress) -> list[PciAddress]:
     return [PciAddress.parse(link) for link in links if link]
 
 
-def _note(wishes: Collection[FunctionWish], context: PrepareContext) -> None:
-    """Write down who has what, before it is looked at who else has something of the cards."""
-    for wish in wishes:
-        for device in wish.devices:
-            context.records.get(device, DeviceRecord()).intend(_PART, {"of": wish.name})
-
-
-def _with_note(wishes: Collection[FunctionWish], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
-    """Give the edits, with the note closed when they are given: who was refused has had no function that could go with it."""
-    _note(wishes, context)
-    answer = edits()
-    for wish in wishes if not isinstance(answer, Refusal) else ():
-        for device in wish.devices:
-            record = context.records.get(device, DeviceRecord())
-            if (step := record.step(_PART)) is not None and not step.is_done:
-                record.done(_PART)
-    return answer
-
-
 def _done(lacks: str) -> tuple[bool | None, str]:
     return (None, lacks) if lacks else (True, "")
-
-
-def _refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -9,32 +9,23 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from msgspec import Struct
 
+from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.pci import PciAddress
 
-__all__ = ["FunctionDriver", "FunctionSwitch", "Timer"]
+__all__ = ["FunctionDriver", "FunctionSwitch"]
 
 _DRIVERS = "sys/bus/pci/drivers"
 _PROBE = "sys/bus/pci/drivers_probe"
 # What the kernel shows for a function without an override.
 _NO_OVERRIDE = "(null)"
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timer:
-    """How is waited; a test gives its own."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 class FunctionDriver(Struct, frozen=True, kw_only=True):
@@ -49,12 +40,12 @@ class FunctionDriver(Struct, frozen=True, kw_only=True):
 class FunctionSwitch:
     """The switch of one tree's functions."""
 
-    def __init__(self, tree: Tree, *, limit_s: float, timer: Timer | None = None) -> None:
+    def __init__(self, tree: Tree, *, limit_s: float, pauses: Pauses | None = None) -> None:
         """Take the tree; `limit_s` is how long a driver may take to let a function go, or to take it."""
         # What a tree remembers is for looks, and here each look must be the first.
         self.tree = Tree(tree.settings)
         self._limit_s = limit_s
-        self._timer = timer or Timer()
+        self._pauses = pauses or Pauses()
 
     def present(self, address: PciAddress) -> FunctionDriver:
         """Look which driver has a function."""
@@ -97,11 +88,11 @@ class FunctionSwitch:
 
         Errors: raises HardwareError.
         """
-        deadline, pause_s = self._timer.now() + self._limit_s, _FIRST_LOOK_S
+        deadline, pause_s = self._pauses.now() + self._limit_s, _FIRST_LOOK_S
         while not is_so():
-            if self._timer.now() >= deadline:
+            if self._pauses.now() >= deadline:
                 raise HardwareError(f"{what} is not so after {self._limit_s:g} s")
-            self._timer.sleep(pause_s)
+            self._pauses.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
 
     def _unbind(self, address: PciAddress) -> None:

@@ -16,10 +16,11 @@ from topobus.devicekit.edits_text import gone
 from topobus.devicekit.journal.journal_values import PASSTHROUGH
 from topobus.devicekit.partitioning.function_cuts import CUT_LIMIT_S
 from topobus.devicekit.passthrough import iommu_groups
-from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch, Timer
+from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch
 from topobus.devicekit.passthrough.function_users import function_nodes, interface_uses, openers
 from topobus.devicekit.passthrough.passthrough_edits import missing_nodes, passthrough_edits
 from topobus.devicekit.passthrough.passthrough_request import Passthrough, read_passthrough
+from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.pci import function_role, is_vfio
 from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
 from topobus.process.logging import get_logger
@@ -49,7 +50,7 @@ class PassthroughDriver(DeviceDriver):
         settings: PassthroughSettings,
         own: Callable[[], frozenset[PciAddress]] = frozenset,
         *,
-        timer: Timer | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         """Take the class's driver; `own` gives the functions that the owner has in passthrough already, and is called in the driver's thread."""
         self.name = driver.name
@@ -57,7 +58,7 @@ class PassthroughDriver(DeviceDriver):
         self._driver = driver
         self._settings = settings
         self._own = own
-        self._timer = timer or Timer()
+        self._pauses = pauses or Pauses()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -256,14 +257,14 @@ class PassthroughDriver(DeviceDriver):
         return ""
 
     def _wait_idle(self, tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-        deadline = self._timer.now() + self._settings.idle_s
+        deadline = self._pauses.now() + self._settings.idle_s
         while True:
             uses, unseen = self._uses(tree, devices)
             if not uses and not unseen:
                 return None
-            if self._timer.now() >= deadline or not uses:
+            if self._pauses.now() >= deadline or not uses:
                 break
-            self._timer.sleep(_LOOK_S)
+            self._pauses.sleep(_LOOK_S)
         if uses:
             text = f"still in use after {self._settings.idle_s:g} s: {'; '.join(uses)}"
             return _refuse("passthrough-busy", text, devices=tuple(device.name for device in devices))
@@ -284,7 +285,7 @@ class PassthroughDriver(DeviceDriver):
         return next((rule for rule in self._settings.allow if all(condition.holds(device) for condition in rule.where)), None)
 
     def _switch(self, tree: Tree) -> FunctionSwitch:
-        return FunctionSwitch(tree, limit_s=self._settings.switch_s, timer=self._timer)
+        return FunctionSwitch(tree, limit_s=self._settings.switch_s, pauses=self._pauses)
 
 
 def _read_alike(devices: Sequence[Device], context: PrepareContext) -> Passthrough | Refusal:
