@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -23,6 +25,19 @@ def render_settings(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> 
     return "\n".join(_lines(kinds, shared)).rstrip() + "\n"
 
 
+# What an operator decides; all others have a default that was measured or reasoned, which stands beside them.
+_LEADING = (
+    ("topology", ("alignment.policy", "alignment.scope", "alignment.mode", "alignment.reserved_cpus")),
+    ("gateway", ("resources_by", "cpus.owned", "runtime.socket", "edits", "profiles", "cluster.mode", "cluster.evict_after_s")),
+    ("controller", ("home", "mode", "cluster.unschedulable_s")),
+    ("gpu", ("partitions.on_demand", "partitions.parents", "passthrough.allow", "pools", "sharing", "leftovers.check", "mps.owned")),
+    ("nic", ("interfaces.offer", "interfaces.share", "virtual_functions", "cni.networks", "partitions.virtual_functions")),
+    ("cpu", ("cpus.groups",)),
+    ("fpga", ("functions.program",)),
+    ("console", ("page.host", "page.password_file")),
+)
+
+
 def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[str]:
     yield "# Settings"
     yield ""
@@ -33,21 +48,46 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
     yield "JSON, maps are JSON. `TOPOBUS_ALL__` takes the keys below `node`, `nats`, `http`, `log`, `tracing` and `hardware`. A key that does not exist is an"
     yield "error. `--check-config` reads the settings and says whether they are good; all mistakes are told at once, and end a service with status 78."
     yield ""
+    yield "## What to decide"
+    yield ""
+    yield "These are the settings that differ from site to site, beside where NATS is (`nats.url`, `nats.user`, `nats.password_file`,"
+    yield "`nats.tls_ca_file`) and the `node`'s name. Everything else has a default that serves."
+    yield ""
+    for service, keys in _LEADING:
+        rows = dict(_flat(kinds[service], ""))
+        for key in keys:
+            yield f"- [{service}](#{service}) `{key}`: {_first_sentence(rows[key].doc)}"
+    yield ""
     yield "## Every service"
     yield ""
     yield from _list(_flat(shared, ""))
-    common = {field.name for field in describe_fields(shared)}
+    groups = _groups(kinds, {field.name for field in describe_fields(shared)})
+    several = {group for group in groups.values() if sum(other == group for other in groups.values()) > 1}
     for service, kind in sorted(kinds.items()):
         yield f"## {service}"
         yield ""
         yield summary(kind)
         yield ""
-        own = [(key, field_text) for key, field_text in _flat(kind, "") if key.partition(".")[0] not in common]
-        if own:
-            yield from _list(own)
-        else:
+        own = [group for (name, _), group in groups.items() if name == service]
+        alone = [row for group in own if group not in several for row in group.rows]
+        if alone:
+            yield from _list(alone)
+        common = [f"[`{group.name}`](#{group.anchor})" for group in own if group in several]
+        if common:
+            yield f"As other services: {', '.join(common)}."
+            yield ""
+        elif not own:
             yield "Nothing beyond what every service has."
             yield ""
+    yield "## Of several services"
+    yield ""
+    for group in sorted(several, key=lambda group: group.name):
+        services = [service for (service, _), other in groups.items() if other == group]
+        yield f"### {group.title}"
+        yield ""
+        yield f"Of {', '.join(services)}."
+        yield ""
+        yield from _list(group.rows)
     parts = _parts(kinds.values())
     if parts:
         yield "## Tables in lists"
@@ -58,6 +98,45 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
             yield summary(part)
             yield ""
             yield from _list(_flat(part, ""))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The settings below one name, `hardware`."""
+
+    name: str
+    rows: tuple[tuple[str, FieldText], ...]
+
+    @property
+    def title(self) -> str:
+        """Its heading: no service is called like it."""
+        return f"{self.name} settings"
+
+    @property
+    def anchor(self) -> str:
+        return self.title.replace(" ", "-").lower()
+
+
+def _groups(kinds: Mapping[str, type[Struct]], common: Collection[str]) -> dict[tuple[str, str], _Group]:
+    """Give the settings of each service by their first name, without those of every service."""
+    groups: dict[tuple[str, str], _Group] = {}
+    for service, kind in sorted(kinds.items()):
+        by_name: dict[str, list[tuple[str, FieldText]]] = {}
+        for key, field_text in _flat(kind, ""):
+            name = key.partition(".")[0]
+            if name not in common:
+                by_name.setdefault(name, []).append((key, field_text))
+        groups |= {(service, name): _Group(name, tuple(rows)) for name, rows in by_name.items()}
+    return groups
+
+
+def _first_sentence(text: str) -> str:
+    """Give a field's first sentence.
+
+    >>> _first_sentence("What counts: `a.b`, too. The rest.")
+    'What counts: `a.b`, too.'
+    """
+    return re.split(r"(?<=[.;]) ", text, maxsplit=1)[0].rstrip(";.") + "."
 
 
 def _parts(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:

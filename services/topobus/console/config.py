@@ -30,8 +30,6 @@ class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     has_link: bool = False
     """Whether the page has a secret address instead of a login: it is printed at the start, new each time, and who opens it has a session. `topobus console` sets it, for every user
     of a machine reaches its loopback interface."""
-    session_s: Annotated[float, Meta(gt=0, le=2_592_000)] = 43_200.0
-    """Seconds until somebody has to log in again. 43200 s: a working day with its evening. A restart of the console ends all sessions."""
     attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
     """Wrong passwords within a minute from one address, after which that address waits for the rest of it. All addresses together may have twenty times as many."""
     certificate_file: str = ""

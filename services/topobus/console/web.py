@@ -33,6 +33,8 @@ from topobus.values.errors import ConfigError, ContractError, TopobusError
 __all__ = ["console_app", "read_password"]
 
 _COOKIE = "topobus_console"
+# Seconds until a login ends: a working day with its evening. A restart of the console ends all of them.
+_SESSION_S = 43_200
 _MOST_SESSIONS = 1024
 _MOST_FORM_BYTES = 4096
 _LEAST_PASSWORD = 12
@@ -227,9 +229,9 @@ class _Sessions:
         while len(self._ends) >= _MOST_SESSIONS:
             del self._ends[next(iter(self._ends))]
         token = secrets.token_urlsafe(32)
-        self._ends[token] = now + self._settings.session_s
+        self._ends[token] = now + _SESSION_S
         answer = RedirectResponse("/", status_code=303)
-        answer.set_cookie(_COOKIE, token, max_age=int(self._settings.session_s), httponly=True, samesite="strict", secure=self._is_secure)
+        answer.set_cookie(_COOKIE, token, max_age=_SESSION_S, httponly=True, samesite="strict", secure=self._is_secure)
         return answer
 
     def logout(self, request: Request) -> Response:

@@ -64,8 +64,6 @@ class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long the gateway waits, in seconds. kubelet sets no deadline for Allocate and 45 s for claims, so ours are what ends a hang."""
 
-    register_s: Seconds = 15.0
-    """Register. kubelet dials us back for up to 10 s before it answers."""
     first_list_s: Seconds = 5.0
     """Between Register and kubelet's ListAndWatch; later we register again (kubelets before 1.36 lose a plugin that replaces another)."""
     retry_s: Seconds = 1.0

@@ -22,8 +22,6 @@ class LeftoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kill: bool = False
     """Whether processes that pods left on a GPU are killed then; those of the host never are. False: a person decides. It needs the host's pid namespace and
     CAP_KILL."""
-    memory_slack_mib: Annotated[int, Meta(ge=0)] = 256
-    """MiB by which a clean GPU's memory may exceed what was in use before its owner came. 256: the driver keeps some for what it did."""
     idle_memory_mib: Annotated[int, Meta(ge=0)] = 1024
     """MiB that may be in use where nobody knows what was before (the service restarted meanwhile). 1024: an idle GPU of 80 GiB shows about 500."""
 
@@ -44,10 +42,6 @@ class MpsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether a GPU is in compute mode EXCLUSIVE_PROCESS as long as its daemon runs, so that no process gets past it (`nvidia-smi -c`, which only root may). The mode from before comes back."""
     start_s: Annotated[float, Meta(gt=0, le=120)] = 20.0
     """Seconds that a daemon's start may take, compute modes included. 20 s: nvidia-smi takes two on a node with eight GPUs that no daemon keeps initialised."""
-    quit_s: Annotated[int, Meta(ge=0, le=3)] = 1
-    """Whole seconds that a daemon's servers have to end (`quit -t`) before they are killed. 1: all its clients have ended before. At most 3, for undoing has `drivers.timeout_s` in all."""
-    retry_most_s: Annotated[float, Meta(ge=1)] = 60.0
-    """The longest pause between two restarts of a daemon that ends again and again. The first restart is immediate, each further pause is twice as long, from 1 s."""
 
 
 class GpuSettings(DeviceServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

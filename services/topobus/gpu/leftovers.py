@@ -31,6 +31,8 @@ __all__ = ["ChecksLeftovers", "GpuUse", "Leftovers"]
 
 _LOOK_S = 0.1
 _MIB = 1 << 20
+# By which a clean GPU's memory may exceed what was in use before its owner came: the driver keeps some for what it did.
+_MEMORY_SLACK_MIB = 256
 # The control daemon of MPS and its servers stay for the next client; the kernel cuts a program's name to 15 characters.
 _DAEMONS = ("nvidia-cuda-mps",)
 
@@ -136,7 +138,7 @@ class Leftovers:
             return ""
         idle = self._idle.get(device)
         before_bytes = idle.used_bytes if idle is not None else None
-        most = self.settings.idle_memory_mib * _MIB if before_bytes is None else before_bytes + self.settings.memory_slack_mib * _MIB
+        most = self.settings.idle_memory_mib * _MIB if before_bytes is None else before_bytes + _MEMORY_SLACK_MIB * _MIB
         if use.used_bytes <= most:
             return ""
         limit = f"leftovers.idle_memory_mib is {self.settings.idle_memory_mib}"

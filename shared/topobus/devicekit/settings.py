@@ -39,8 +39,6 @@ class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds one call of a plugin may take before its devices count as Unknown. 5 s: half of the 10 s that a gateway waits for `prepare`."""
     first_wait_s: Annotated[float, Meta(ge=0)] = 2.0
     """Seconds the first inventory waits for slow plugins. 2 s: a node must be registered with kubelet within 3 s of its start."""
-    hints_timeout_s: Annotated[float, Meta(gt=0)] = 0.015
-    """Seconds a plugin with hints of its own may think. 15 ms: the asker gives up after 20 ms."""
 
 
 class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -40,6 +40,8 @@ __all__ = ["KUBELET_SOCKET", "PluginRegistrar", "short_name", "socket_pattern"]
 KUBELET_SOCKET = "kubelet.sock"
 # Long enough that a kubelet that keeps closing its streams is not answered by a busy loop.
 _QUICK_S = 0.05
+# Of Register: kubelet dials us back for up to 10 s before it answers.
+_REGISTER_S = 15.0
 # A registration that has lasted so long was a good one: what ended it was no quarrel.
 _SETTLED_S = 1.0
 _STREAM_CLOSED = "kubelet closed its stream"
@@ -168,7 +170,7 @@ class PluginRegistrar:
         request = pb.RegisterRequest(version="v1beta1", endpoint=path.name, resource_name=self.resource)
         async with dialling(kubelet_path) as channel:
             try:
-                await rpc.RegistrationStub(channel).Register(request, timeout=self._deadlines.register_s)
+                await rpc.RegistrationStub(channel).Register(request, timeout=_REGISTER_S)
             except grpc.aio.AioRpcError as err:
                 text = err.details() or err.code().name
                 why = f"registration failed: {text}"

@@ -30,6 +30,11 @@ from topobus.values.outcome import Reason, Refusal
 __all__ = ["MpsDaemons"]
 
 _LOOK_S = 0.02
+# Whole seconds that a daemon's servers have to end before they are killed: all its clients have ended before, and
+# undoing has `drivers.timeout_s` in all.
+_QUIT_S = 1
+# Between two restarts of a daemon that ends again and again; the first is immediate, then 2, 4, … seconds.
+_LONGEST_PAUSE_S = 60.0
 # Seconds after `quit` until servers that were told to end have gone.
 _QUIT_SLACK_S = 0.5
 # A daemon that lived this long is well again: its next end is its first one.
@@ -237,7 +242,7 @@ class MpsDaemons:
             self._keep(daemon, state := structs.replace(state, is_ending=True))
             if is_alive(state.pid, state.started):
                 try:
-                    commands.ask(folder, state.programs, f"quit -t {self.settings.quit_s}", self.settings.quit_s + _QUIT_SLACK_S)
+                    commands.ask(folder, state.programs, f"quit -t {_QUIT_S}", _QUIT_S + _QUIT_SLACK_S)
                 except HardwareError as err:
                     get_logger().warning("mps.quit-failed", daemon=state.name, why=err.message, next_step="it is killed")
                     end_folder(folder.path)
@@ -284,7 +289,7 @@ class MpsDaemons:
         if daemon.is_back:
             self._note_gone(daemon, f"its process {state.pid} has ended")
         if self._now() >= daemon.next_try_s:
-            daemon.next_try_s = self._now() + min(2.0**daemon.tries, self.settings.retry_most_s)
+            daemon.next_try_s = self._now() + min(2.0**daemon.tries, _LONGEST_PAUSE_S)
             daemon.tries += 1
             self._start(daemon)
             daemon.is_back = True

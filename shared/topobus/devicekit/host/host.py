@@ -56,6 +56,8 @@ __all__ = ["serve_devices"]
 
 # Seconds that an answer waits for a new look at a device that came back: with the publishing after it less than half of what the gateway gives it.
 _SEEN_S = 2.0
+# That a driver with hints of its own may think: the asker gives up after 20 ms.
+_HINTS_TIMEOUT_S = 0.015
 
 
 async def serve_devices(
@@ -329,7 +331,7 @@ class _DeviceHost:
             return await self._drivers[driver.name].call(
                 "hints",
                 lambda: driver.hints(machine, devices, request.count, request.available),
-                timeout_s=self._settings.drivers.hints_timeout_s,
+                timeout_s=_HINTS_TIMEOUT_S,
             )
         except (DriverHung, DriverFailed) as err:
             self._log.warning("hints.missing", driver=driver.name, why=str(err))
