@@ -1,4 +1,4 @@
-"""Hands an interface to a container by an OCI runtime's own hooks: for runc alone, without a gateway, a kubelet or NRI.
+"""Console script `topobus-nic-hook`: hands an interface to a container by an OCI runtime's own hooks, for runc alone, without a gateway, a kubelet or NRI.
 
 Flows in: the container's state as the runtime writes it to a hook's standard input, the interface's name on the host, and the configuration of nic.topobus.dev. Flows out:
 the interface inside the container (hook createRuntime), and on the host as it was before (hook poststop). By poststop the container's process is gone, and with it its
@@ -9,7 +9,10 @@ Source: OCI runtime specification 1.0.2, runtime.md (state) and config.md (POSIX
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +32,14 @@ from topobus.values.errors import ContractError, HardwareError
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.sandbox import AttachedInterface
 
-__all__ = ["FOLDER", "ContainerState", "attach", "detach", "read_state"]
+__all__ = ["FOLDER", "ContainerState", "attach", "detach", "main", "read_state"]
 
 FOLDER = Path("/run/topobus/oci")
 """Where records and namespaces are kept; one folder for all containers of a node."""
 
 # What runc takes as a container's id; it becomes the name of files.
 _ID = re.compile(r"[A-Za-z0-9_+.-]{1,128}")
+_STATE_BYTES = 1 << 20
 
 
 class ContainerState(Struct, frozen=True, kw_only=True):
@@ -44,6 +48,30 @@ class ContainerState(Struct, frozen=True, kw_only=True):
     id: str
     pid: int = 0
     """Of the container's first process, as the host counts; 0 when it is gone."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the container's state from standard input and do the work; ends with 1 and a line of why when it cannot be done."""
+    parser = argparse.ArgumentParser(
+        prog="topobus-nic-hook",
+        description="OCI hook (createRuntime, poststop): hand an interface to a container, and take it back.",
+    )
+    parser.add_argument("stage", choices=("attach", "detach"), help="attach at createRuntime, detach at poststop")
+    parser.add_argument("--interface", required=True, help="the interface's name on the host")
+    parser.add_argument("--parameters", default="[]", help="its configuration as JSON: an object of nic.topobus.dev, or a list of them")
+    parser.add_argument("--state-dir", type=Path, default=FOLDER, help=f"where records are kept; default: {FOLDER}")
+    options = parser.parse_args(arguments)
+    try:
+        state, folder = read_state(sys.stdin.buffer.read(_STATE_BYTES)), options.state_dir.absolute()
+        if options.stage == "detach":
+            detach(state, options.interface, folder=folder)
+            return
+        answer = attach(state, options.interface, _read_parameters(options.parameters), folder=folder)
+    except (ContractError, HardwareError) as err:
+        sys.exit(f"topobus-nic-hook: {err}")
+    if isinstance(answer, Refusal):
+        why = "; ".join(reason.message for reason in answer.reasons)
+        sys.exit(f"topobus-nic-hook: container {state.id}, interface {options.interface}: {why}")
 
 
 def read_state(data: bytes) -> ContainerState:
@@ -101,6 +129,17 @@ def detach(state: ContainerState, interface: str, *, folder: Path = FOLDER, plac
     return taken
 
 
+def _read_parameters(text: str) -> list[dict[str, Any]]:
+    try:
+        document = json.loads(text)
+    except ValueError as err:
+        raise ContractError(f"--parameters: no JSON: {err}") from err
+    entries = document if isinstance(document, list) else [document]
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise ContractError("--parameters: wanted an object, or a list of objects")
+    return entries
+
+
 def _record(state: ContainerState, interface: str, folder: Path) -> DeviceRecord:
     name = f"{_stem(state, interface)}.json"
     file = folder / name
@@ -132,3 +171,7 @@ def _stem(state: ContainerState, interface: str) -> str:
 
 def _refuse(code: str, message: str, **facts: str) -> Refusal:
     return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+
+
+if __name__ == "__main__":
+    main()

@@ -37,8 +37,6 @@ def _text(value: object) -> str:
         (["help", "mov"], ["move-ledger"]),
         (["--nats", "nats://a:1", "inven"], ["inventory"]),
         (["--con"], ["--context", "--config"]),
-        (["oci", "ho"], ["hook"]),
-        (["oci", "hook", ""], ["attach", "detach"]),
     ],
     ids=_text,
 )

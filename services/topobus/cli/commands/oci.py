@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from msgspec import Struct, structs
 
 from topobus.bus.bus import Bus
-from topobus.cli.commands.oci_hook import hook, interface_hooks
+from topobus.cli.commands.oci_hook import interface_hooks
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.objects.manifests import parse_namespaced
@@ -38,7 +38,6 @@ from topobus.values.request import Owner, OwnerKind
 __all__ = ["oci", "oci_app"]
 
 oci_app = App(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
-oci_app.command(hook, name="hook")
 
 _VENDOR = "topobus.dev"
 # A spec with which a runtime would begin: what is merged shows against it, and --spec brings a real one.

@@ -124,7 +124,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("What a pod's container would get", "topobus oci --pod default/trainer"),
         ("The same merged into a spec of your own", "topobus oci --pod default/trainer --spec config.json"),
     ),
-    "oci hook": (("What a runtime runs before the container starts", "topobus oci hook attach --interface eth1"),),
     "place": (
         ("Where the example would go, and why; nothing is held", "topobus place examples/pods/trainer.yaml --dry-run"),
         ("Hold it; `topobus release pod trainer` ends that", "topobus place examples/pods/trainer.yaml"),
