@@ -30,6 +30,12 @@ def _lines() -> Iterable[str]:
     yield f"becomes `_`; the node `{CLUSTER}` stands for what belongs to no node. Messages are JSON; unknown fields are ignored and new fields have"
     yield f"defaults. A device service is one of {', '.join(DEVICE_SERVICES)}."
     yield ""
+    for part in (_states, _events, _notices, _asks, _messages):
+        yield from part()
+
+
+def _states() -> Iterable[str]:
+    """Describe the buckets."""
     yield "## State: the newest value of a key"
     yield ""
     yield "A KV bucket each. Writers compare-and-set on the key's revision; a deleted key is a marker. The largest bucket is what all its keys with their"
@@ -63,6 +69,10 @@ def _lines() -> Iterable[str]:
         ),
     )
     yield from _descriptions(STATES)
+
+
+def _events() -> Iterable[str]:
+    """Describe the streams."""
     yield "## Events: what has happened"
     yield ""
     yield "CloudEvents in binary mode: the attributes are headers (`ce-id`, `ce-type`, `ce-source`, `ce-subject`, `ce-time`), the data is JSON."
@@ -88,6 +98,10 @@ def _lines() -> Iterable[str]:
         ),
     )
     yield from _descriptions(EVENTS)
+
+
+def _notices() -> Iterable[str]:
+    """Describe what is in no stream."""
     yield "## Notices: said once, to whoever listens"
     yield ""
     yield "CloudEvents in binary mode, as events are, but in no stream: what nobody hears is gone, and what cannot be sent at once is dropped (and counted in"
@@ -108,6 +122,10 @@ def _lines() -> Iterable[str]:
         ),
     )
     yield from _descriptions(NOTICES)
+
+
+def _asks() -> Iterable[str]:
+    """Describe requests and what their headers mean."""
     yield "## Asks: a request with one answer"
     yield ""
     yield "Whatever is sent says its sender's release (`Topobus-Release`) and, where it is stored or asked, the moment of sending (`Topobus-Sent-Ms`, milliseconds"
@@ -134,6 +152,10 @@ def _lines() -> Iterable[str]:
         ),
     )
     yield from _descriptions(ASKS)
+
+
+def _messages() -> Iterable[str]:
+    """Describe every message and what is in it."""
     yield "## Messages"
     yield ""
     yield "Sorted by name. A field without a default must be there."

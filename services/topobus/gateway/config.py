@@ -313,6 +313,12 @@ def check(settings: GatewaySettings) -> None:
         )
     for device_class, rights in settings.edits.items():
         _check_rights(device_class, rights)
+    _check_paths(settings)
+    _check_sockets(settings)
+
+
+def _check_paths(settings: GatewaySettings) -> None:
+    """Refuse folders that cannot be, and those that are another program's."""
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         raise ConfigError(
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
@@ -344,6 +350,10 @@ def check(settings: GatewaySettings) -> None:
             next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
             key="foreign.dir",
         )
+
+
+def _check_sockets(settings: GatewaySettings) -> None:
+    """Refuse folders in which the path of a socket would be too long."""
     # The longest names that we make. Sockets of device plugins have short names; those of DRA drivers have the class in them, in practice a short one.
     longest_class = "c" * SHORT_NAME
     kubelet = settings.kubelet

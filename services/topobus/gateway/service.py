@@ -104,7 +104,7 @@ class _Work:
     """What only the gateway does whose turn it is."""
 
     preparer: ClaimPreparer
-    settler: LedgerRelease | None
+    releaser: LedgerRelease | None
     pods: PodLook
     record: AllocationRecord
     runtime_door: RuntimeDoor | None
@@ -120,14 +120,14 @@ class _Gateway:
         self._readiness = runtime.readiness
         self._state = NodeState(runtime.bus, runtime.node, self._own_resource, settings.ids_of, settings.profiles)
         self._state.containers.tree = Tree(settings.hardware)
-        self._rollcall = ServiceLiveness(
+        self._liveness = ServiceLiveness(
             runtime.bus,
             PREPARE,
             node=runtime.node,
             clock=runtime.clock,
             settings=settings.silence,
             classes=self._state.inventories,
-            on_change=lambda: self._state.note_silence(dict(self._rollcall.silent)),
+            on_change=lambda: self._state.note_silence(dict(self._liveness.silent)),
         )
         self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of, owned_cpus(settings.cpus) or None)
         self._metrics = CallMetrics(runtime.registry)
@@ -204,12 +204,12 @@ class _Gateway:
         checkpoint = await asyncio.to_thread(lambda: Checkpoint.load(path, boot_id=boot_id()))
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = stored_claims(self._runtime.bus, settings.nats)
-        settler: LedgerRelease | None = None
+        releaser: LedgerRelease | None = None
         reports: ClusterReports | None = None
         if self._cluster is not None:
             reader = ClusterClaims(self._cluster)
             reports = await ClusterReports.open(self._cluster, path.with_name("reports.json"), self._runtime, self._state, checkpoint)
-            settler = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
+            releaser = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
         elif settings.nats.is_nodes_own and settings.offers_any_dra:
             # Not refused: device plugins need no claims.
             err = without_claims()
@@ -235,7 +235,7 @@ class _Gateway:
             reader=reader,
             checkpoint=checkpoint,
             deadlines=settings.deadlines,
-            settler=settler,
+            releaser=releaser,
             attachments=attachments,
             pinning=pinning,
             reports=hearer,
@@ -247,7 +247,7 @@ class _Gateway:
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._forwarder.open(preparer)
-        self._work = _Work(preparer, settler, self._pod_look(checkpoint, runtime_door), record, runtime_door, reports)
+        self._work = _Work(preparer, releaser, self._pod_look(checkpoint, runtime_door), record, runtime_door, reports)
         return self._work
 
     def _claim_files(self, metadata: ClaimMetadata, pinning: Pinning) -> ClaimFiles:
@@ -305,7 +305,7 @@ class _Gateway:
             # The drivers first, for the report must not say that none is missing before there is any.
             group.create_task(self._open_drivers(group))
             group.create_task(self._report_registration())
-            group.create_task(self._rollcall.run())
+            group.create_task(self._liveness.run())
             if self._claimed is not None:
                 group.create_task(self._claimed.run())
             plugins: asyncio.Task[None] | None = None
@@ -336,22 +336,22 @@ class _Gateway:
 
     def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
         """Publish slices, settle claims and look after pods that wait, where there is a cluster."""
-        settler = work.settler
-        if self._cluster is None or settler is None or self._checkpoint is None or work.reports is None:
+        releaser = work.releaser
+        if self._cluster is None or releaser is None or self._checkpoint is None or work.reports is None:
             return
         publisher = SlicePublisher(
             self._cluster,
             self._state,
             offers=self._offers_dra,
             shows=self._settings.shown,
-            is_judged=self._rollcall.is_judged,
+            is_judged=self._liveness.is_judged,
             settings=self._settings.cluster,
             readiness=self._readiness,
             registry=self._runtime.registry,
         )
         work.pods.dropped_slice_fields = publisher.dropped
         group.create_task(publisher.run())
-        group.create_task(settler.run())
+        group.create_task(releaser.run())
         group.create_task(work.reports.run())
         claims, deadlines = ClusterClaims(self._cluster), self._settings.deadlines
         forgotten = ForgottenClaims(work.preparer, self._checkpoint, claims, work.pods, deadlines, self._runtime.node)

@@ -60,13 +60,13 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     )
 
     def note_silence() -> None:
-        inputs.note_silence(dict(rollcall.silent))
-        alignment.note_silence(rollcall.silent)
+        inputs.note_silence(dict(liveness.silent))
+        alignment.note_silence(liveness.silent)
         metrics.silent_classes.clear()
-        for device_class in rollcall.silent:
+        for device_class in liveness.silent:
             metrics.silent_classes.labels(device_class).set(1)
 
-    rollcall = ServiceLiveness(
+    liveness = ServiceLiveness(
         bus,
         HINT,
         node=node,
@@ -82,7 +82,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(store.repair_loop(runtime.beats.loop("ledger")))
         group.create_task(announcer.run())
         group.create_task(reservations.run())
-        group.create_task(rollcall.run())
+        group.create_task(liveness.run())
         group.create_task(alignment.run())
         # Few at a time: they are planned one after the other, and the rest waits where those are left out whose asker has given up.
         await bus.answer(PLACE, answers.place, concurrency=_PLANS_AT_A_TIME, node=node)

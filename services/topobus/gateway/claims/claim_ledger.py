@@ -23,10 +23,10 @@ from topobus.values.errors import ConfigError
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Refusal
 
-__all__ = ["ClaimLedger", "Settler"]
+__all__ = ["ClaimLedger", "Releaser"]
 
 
-class Settler(Protocol):
+class Releaser(Protocol):
     """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
 
     async def settle(self) -> bool:
@@ -37,12 +37,12 @@ class Settler(Protocol):
 class ClaimLedger:
     """Adopts and releases claims in the ledger of this node."""
 
-    def __init__(self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, settler: Settler | None) -> None:
+    def __init__(self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, releaser: Releaser | None) -> None:
         self._state = state
         self._asks = asks
         self._reader = reader
         self._checkpoint = checkpoint
-        self._settler = settler
+        self._releaser = releaser
 
     async def adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
         """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was.
@@ -54,7 +54,7 @@ class ClaimLedger:
             return adopted
         # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
         await self._checkpoint.remove(entry.uid, entry.device_class)
-        if self._settler is not None and await self._settler.settle():
+        if self._releaser is not None and await self._releaser.settle():
             entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
             await self._checkpoint.put(entry)
             adopted = await self._try_adopt(entry, claim, claim_allocation)
@@ -110,11 +110,11 @@ class ClaimLedger:
     async def let_go(self, attempt: str, claim: ClaimKey) -> None:
         """Tell the ledger that nothing of a claim is prepared any more.
 
-        While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the settler: undoing
+        While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the releaser: undoing
         must not wait for the API server. Where no claims can be read (`claim_reading.NoClaims`) it is the hub's controller, for those that were prepared before.
         Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or the claim cannot be asked for.
         """
-        is_kept = self._settler is not None or await self._is_allocated(claim)
+        is_kept = self._releaser is not None or await self._is_allocated(claim)
         op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
         refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
         if refusal is not None:
@@ -129,5 +129,5 @@ class ClaimLedger:
 
     @property
     def is_settled(self) -> bool:
-        """Say whether a settler releases claims that are no longer prepared here: the checkpoint remembers them for it."""
-        return self._settler is not None
+        """Say whether a releaser releases claims that are no longer prepared here: the checkpoint remembers them for it."""
+        return self._releaser is not None

@@ -23,7 +23,7 @@ from topobus.gateway.claims.claim_answers import PreparedDevice, answer_of
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles, why_unwritable
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
-from topobus.gateway.claims.claim_ledger import ClaimLedger, Settler
+from topobus.gateway.claims.claim_ledger import ClaimLedger, Releaser
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
 from topobus.gateway.claims.claim_reading import ClaimReader
 from topobus.gateway.claims.claim_reports import ClaimReports
@@ -68,7 +68,7 @@ class ClaimPreparer:
         reader: ClaimReader,
         checkpoint: Checkpoint,
         deadlines: DeadlineSettings,
-        settler: Settler | None,
+        releaser: Releaser | None,
         attachments: Attachments,
         pinning: Pinning,
         reports: ClaimReports,
@@ -76,7 +76,7 @@ class ClaimPreparer:
         files: ClaimFiles,
         metrics: ClaimMetrics,
     ) -> None:
-        """Take what it works with; `settler` is None without a cluster."""
+        """Take what it works with; `releaser` is None without a cluster."""
         self.attempts = Attempts()
         self._state = state
         self._containers = state.containers
@@ -91,7 +91,7 @@ class ClaimPreparer:
         self._metadata = metadata
         self._files = files
         self._metrics = metrics
-        self._ledger = ClaimLedger(state, asks, reader, checkpoint, settler)
+        self._ledger = ClaimLedger(state, asks, reader, checkpoint, releaser)
         self._locks = KeyLocks()
         self._has_left = asyncio.Event()
         """Set when a claim was left that is to be undone later."""

@@ -63,6 +63,7 @@ from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress
+from topobus.values.request import Owner
 
 __all__ = ["NvidiaDriver"]
 
@@ -202,21 +203,9 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
                 edits[device.name], is_cuda = own, True
                 uuids.extend([instances[device.name].uuid] if device.name in instances else [])
                 continue
-            facts = information(tree, address)
-            nodes: list[str] = []
-            # The minor number may change with a reboot, so it is read anew each time.
-            if "Device Minor" in facts:
-                nodes.append(f"nvidia{facts['Device Minor']}")
-                is_cuda = True
-            drm = function_drm_nodes(tree, address)
-            nodes.extend(drm.paths)
+            edits[device.name] = _whole_edits(tree, address, device, context.owner)
+            is_cuda = is_cuda or "Device Minor" in information(tree, address)
             uuids.extend([device.uuid] if device.uuid else [])
-            nodes = [node for node in nodes if not tree.is_live or tree.exists(f"dev/{node}")]
-            edits[device.name] = ContainerEdits(
-                env={own_variable(device): str(address)},
-                device_nodes=(*(device_node(node) for node in nodes), *by_path_nodes(tree, address, drm)),
-                additional_gids=groups_of(tree, nodes, context.owner),
-            )
         shared = [
             shared_node
             for shared_node in _SHARED_NODES
@@ -369,6 +358,20 @@ def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
             )
         ]
     return []
+
+
+def _whole_edits(tree: Tree, address: PciAddress, device: Device, owner: Owner) -> ContainerEdits:
+    """Give the nodes of a whole GPU."""
+    # The minor number may change with a reboot, so it is read anew each time.
+    minor = information(tree, address).get("Device Minor")
+    drm = function_drm_nodes(tree, address)
+    names = [*([f"nvidia{minor}"] if minor is not None else []), *drm.paths]
+    nodes = [node for node in names if not tree.is_live or tree.exists(f"dev/{node}")]
+    return ContainerEdits(
+        env={own_variable(device): str(address)},
+        device_nodes=(*(device_node(node) for node in nodes), *by_path_nodes(tree, address, drm)),
+        additional_gids=groups_of(tree, nodes, owner),
+    )
 
 
 def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> bool:
