@@ -62,7 +62,7 @@ async def _claim(rig: Rig, *devices: str) -> None:
     await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
 
 
-async def _oci(rig: Rig) -> tuple[int | None, dict[str, Any], str]:
+async def _oci(rig: Rig, *more: str) -> tuple[int | None, dict[str, Any], str]:
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -76,6 +76,7 @@ async def _oci(rig: Rig) -> tuple[int | None, dict[str, Any], str]:
             "--json",
             "--nats",
             rig.url,
+            *more,
         ),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -95,16 +96,15 @@ async def test_spec_has_the_claims_cpus_with_their_memory_and_hooks_for_its_inte
     assert document["spec"]["linux"]["resources"]["cpu"] == {"cpus": "5-6", "mems": "1"}
     hooks = document["spec"]["hooks"]
     (before,), (after,) = hooks["createRuntime"], hooks["poststop"]
+    assert before["args"][1:3] == ["-m", "topobus.nic.oci_hook"]
     assert before["args"][3:] == [
-        "oci",
-        "hook",
         "attach",
         "--interface",
         "eth7",
         "--parameters",
         json.dumps([PARAMETERS], separators=(",", ":"), sort_keys=True),
     ]
-    assert after["args"][3:] == ["oci", "hook", "detach", "--interface", "eth7"]
+    assert after["args"][3:] == ["detach", "--interface", "eth7"]
     assert (before["path"], after["path"]) == (sys.executable, sys.executable)
 
 
@@ -132,3 +132,27 @@ async def test_claim_is_refused_when_its_service_adjusts_each_container(rig: Rig
 
     assert (code, document) == (65, {})
     assert "nic nic-0: its service says for each container what it gets, and the gateway alone asks it" in " ".join(notes.split())
+
+
+async def test_devices_are_prepared_with_the_claims_configuration_and_undone_on_request(rig: Rig) -> None:
+    """What the claim asks for reaches the driver, for the devices that it asks it for; `--undo` gives all of them back, and may be repeated."""
+    asked: list[PrepareRequest] = []
+
+    async def note(request: PrepareRequest) -> PrepareReply:
+        asked.append(request)
+        return await _prepare(request)
+
+    rig.plane.prepare_by = note
+    await _claim(rig, "nic-0", "cpu-5")
+
+    code, _, notes = await _oci(rig)
+    undone = [await _oci(rig, "--undo") for _ in range(2)]
+
+    assert code == 0, notes
+    assert {request.devices: request.device_config for request in asked} == {
+        ("nic-0",): {"nic-0": (PARAMETERS,)},
+        ("cpu-5",): {"cpu-5": ()},
+    }
+    assert [(code, document) for code, document, _ in undone] == [(0, {}), (0, {})]
+    assert "undone: nic nic-0" in undone[0][2]
+    assert [sorted(request.devices) for request in rig.plane.asks.requests("unprepare")] == [["cpu-5"], ["nic-0"], ["cpu-5"], ["nic-0"]]

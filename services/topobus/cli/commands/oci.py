@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -24,8 +25,8 @@ from topobus.engine.ledger.holdings import names_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
 from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
 from topobus.formats.kubernetes.classic.classic_handles import shown
-from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE
-from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
+from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.values.device import driver_name
 from topobus.values.edits import ContainerEdits, Hook
@@ -58,12 +59,21 @@ def oci(
     cdi_dir: Annotated[
         tuple[Path, ...], Parameter(name="--cdi-dir", help="Folders of CDI files, the last one wins. Default: /etc/cdi, /var/run/cdi.")
     ] = (),
+    undo: Annotated[
+        bool,
+        Parameter(name="--undo", negative="", help="Undo what was prepared for that spec, once its container has ended; prints nothing."),
+    ] = False,
     node: Annotated[str | None, Parameter(help="The node, when there are several.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Print a container's OCI spec with the devices of a pod or claim; conflicts and missing device nodes go to standard error."""
+    """Print a container's OCI spec with the devices of a pod or claim; conflicts and missing device nodes go to standard error.
+
+    Devices that are not prepared yet are prepared, as for any container: `--undo` gives them back.
+    """
     if (claim is None) == (pod is None):
         raise UsageError("say whose devices: either --claim NAMESPACE/NAME or --pod NAMESPACE/NAME")
+    if undo:
+        return asyncio.run(_undo(claim, pod, container, node, options))
     base = _read_spec(spec)
     return asyncio.run(_oci(claim, pod, container, base, cdi_dir or (Path("/etc/cdi"), Path("/var/run/cdi")), node, options))
 
@@ -112,6 +122,28 @@ async def _oci(
     else:
         output.document(merged.spec)
     return ExitCode.NO if merged.missing else ExitCode.OK
+
+
+async def _undo(claim: str | None, pod: str | None, container: str | None, wanted_node: str | None, options: BusOptions) -> int:
+    async with open_bus(options) as bus:
+        node = await the_node(bus, wanted_node)
+        claims = [parse_namespaced(claim)] if claim is not None else []
+        held: list[tuple[Owner, str, tuple[str, ...]]] = []
+        if pod is not None:
+            namespace, name = parse_namespaced(pod)
+            found_pod = await _pod(bus, node, namespace, name, container)
+            held, claims = list(found_pod.devices), found_pod.claims
+        for namespace, name in claims:
+            owner, classes, _ = await _claim_devices(bus, node, namespace, name)
+            held += [(owner, device_class, tuple(sorted(names))) for device_class, names in sorted(classes.items())]
+        for owner, device_class, names in held:
+            request = UnprepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=names)
+            reply = await bus.ask(UNPREPARE, request, node=node, device_class=device_class)
+            if reply.refusal is not None:
+                why = "; ".join(reason.message for reason in reply.refusal.reasons)
+                raise PeerUnavailable(f"the {device_class} service cannot undo: {why}", next_step="end what uses the device, and try again")
+            options.output().note(f"undone: {device_class} {', '.join(names)}")
+    return ExitCode.OK
 
 
 class _Found(Struct, frozen=True, kw_only=True):
@@ -222,7 +254,7 @@ def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
 
 async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]) -> tuple[list[CdiFile], CpuSet]:
     """Find a claim's CDI files, those that the gateway wrote for kubelet, else what it would write; and its exclusive CPUs."""
-    owner, held = await _claim_devices(bus, node, namespace, name)
+    owner, held, stored = await _claim_devices(bus, node, namespace, name)
     uid = owner.uid
     cpus = CpuSet.of(cpu for each_name in held.get(CPU_CLASS, ()) if (cpu := cpu_of_name(each_name)) is not None)
     cdi_files: list[CdiFile] = []
@@ -231,8 +263,9 @@ async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable
         if written:
             cdi_files += written
             continue
-        prepared = await _prepare(bus, node, owner, device_class, names)
-        hooks = await _hooks(bus, node, (namespace, name), device_class, prepared)
+        config = {name: tuple(_parameters(stored, driver_name(device_class), name)) for name in names} if stored is not None else {}
+        prepared = await _prepare(bus, node, owner, device_class, names, config)
+        hooks = await _hooks(bus, node, device_class, prepared, config)
         devices = tuple(
             CdiDevice(name=f"claim-{uid}-{key}", edits=structs.replace(edits, hooks=(*edits.hooks, *hooks.get(key, ()))))
             for key, edits in sorted({**dict.fromkeys(hooks, ContainerEdits()), **prepared.edits}.items())
@@ -249,7 +282,9 @@ async def _nodes_of(bus: Bus, node: str, cpus: CpuSet) -> NodeSet:
     return NodeSet.of(numa_node for numa_node in near if numa_node is not None)
 
 
-async def _hooks(bus: Bus, node: str, claim: tuple[str, str], device_class: str, prepared: Prepared) -> dict[str, tuple[Hook, ...]]:
+async def _hooks(
+    bus: Bus, node: str, device_class: str, prepared: Prepared, config: Mapping[str, tuple[dict[str, Any], ...]]
+) -> dict[str, tuple[Hook, ...]]:
     """Make hooks for devices that must be in the container before it starts: what the gateway does through NRI, a runtime alone does by hooks.
 
     Errors: raises ContractError for a device that is no interface or that its service adjusts each container for, and for a claim whose configuration is not known here.
@@ -262,15 +297,14 @@ async def _hooks(bus: Bus, node: str, claim: tuple[str, str], device_class: str,
     if not prepared.to_attach:
         return {}
     inventory = await bus.get(INVENTORY, node=node, device_class=device_class)
-    entry = await bus.get(OBJECT, kind="resourceclaim", namespace=claim[0], name=claim[1])
     hooks: dict[str, tuple[Hook, ...]] = {}
     for name in prepared.to_attach:
         device = inventory.value.device(name) if inventory is not None else None
         interface = device.attributes.get("interface", "") if device is not None else ""
-        if not isinstance(interface, str) or not interface or entry is None:
+        if not isinstance(interface, str) or not interface or name not in config:
             why = "its claim's configuration is not known here" if interface else "it has no attribute interface"
             raise ContractError(f"{device_class} {name} is brought into containers by the gateway alone: {why}")
-        hooks[name] = interface_hooks(interface, _parameters(entry.value, driver_name(device_class), name))
+        hooks[name] = interface_hooks(interface, list(config[name]))
     return hooks
 
 
@@ -287,8 +321,8 @@ def _parameters(claim: ApiObject, driver: str, device: str) -> list[dict[str, An
     ]
 
 
-async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tuple[Owner, dict[str, set[str]]]:
-    """Find a claim's devices here: by the stand-alone store, else by what the gateway adopted for a claim of a cluster."""
+async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tuple[Owner, dict[str, set[str]], ApiObject | None]:
+    """Find a claim's devices here: by the stand-alone store, which has the claim itself, else by what the gateway adopted for a claim of a cluster."""
     entry = await bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
     if entry is not None:
         owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=str(entry.value.metadata.get("uid", "")))
@@ -297,20 +331,27 @@ async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tupl
             raise NotFoundError(
                 f"claim {namespace}/{name} has no devices on node {node}", next_step="`topobus claim get` tells why it waits"
             )
-        return owner, held
+        return owner, held, entry.value
     ledger = await bus.get(LEDGER, node=node)
     for allocation in ledger.value.allocations.values() if ledger else ():
         if (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (OwnerKind.CLAIM, namespace, name):
-            return allocation.owner, {device_class: set(names) for device_class, names in names_of(allocation).items()}
+            return allocation.owner, {device_class: set(names) for device_class, names in names_of(allocation).items()}, None
     raise NotFoundError(
         f"there is no claim {namespace}/{name} in the stand-alone store, and node {node} holds nothing for one of a cluster",
         next_step="`topobus claim get` lists the store's; a cluster's claim is known here when kubelet has asked to prepare it",
     )
 
 
-async def _prepare(bus: Bus, node: str, owner: Owner, device_class: str, names: Iterable[str]) -> Prepared:
+async def _prepare(
+    bus: Bus,
+    node: str,
+    owner: Owner,
+    device_class: str,
+    names: Iterable[str],
+    config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
+) -> Prepared:
     """Ask the device service what a container needs; for devices that their owner holds this changes nothing that kubelet would not change."""
-    request = PrepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=tuple(sorted(names)))
+    request = PrepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=tuple(sorted(names)), device_config=dict(config))
     reply = await bus.ask(PREPARE, request, node=node, device_class=device_class)
     if isinstance(reply.result, Refusal):
         raise PeerUnavailable(f"the {device_class} service cannot prepare: {'; '.join(reason.message for reason in reply.result.reasons)}")

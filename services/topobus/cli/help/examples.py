@@ -123,6 +123,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "oci": (
         ("What a pod's container would get", "topobus oci --pod default/trainer"),
         ("The same merged into a spec of your own", "topobus oci --pod default/trainer --spec config.json"),
+        ("When its container has ended", "topobus oci --pod default/trainer --undo"),
     ),
     "place": (
         ("Where the example would go, and why; nothing is held", "topobus place examples/pods/trainer.yaml --dry-run"),

@@ -283,7 +283,7 @@ UNPREPARE = Ask(
     reply=m.UnprepareReply,
     timeout_s=10.0,
     writer=_CLASS_SERVERS,
-    readers=("gateway",),
+    readers=("gateway", "cli"),
     description="Undo prepare.",
 )
 ATTACH = Ask(
