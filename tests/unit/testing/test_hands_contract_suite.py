@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.devicekit.device_record import DeviceRecord, Step
+from topobus.devicekit.driver import DeviceDriver, Discovery, LongWork, PrepareContext
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver, make_card
 from topobus.testing.drivers.hands_contract import HandsContract, _Bench
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits
+from topobus.values.machine import Machine
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.sandbox import AttachedInterface, ContainerName, Sandbox
 
@@ -108,6 +110,41 @@ class _KeepsCount(FolderDriver):
         return super().adjust(tree, device, context, container)
 
 
+class _Halves(FolderDriver):
+    """Offers a card as two halves that write who has them into one file of the card."""
+
+    def discover(self, tree: Tree, machine: Machine) -> Discovery:
+        names = ("card-0-half-0", "card-0-half-1")
+        return Discovery(devices=[Device(name=name, device_class="nic", driver=self.name, partition_of="card-0") for name in names])
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits]:
+        session = tree.path(CARDS) / "card-0" / "session"
+        for device in devices:
+            record = context.records[device.name]
+            record.intend("session", {"was": session.read_text(encoding="utf-8"), "own": context.owner.name})
+            session.write_text(session.read_text(encoding="utf-8") + f"{context.owner.name} ", encoding="utf-8")
+            record.done("session")
+        return {device.name: ContainerEdits(env={"CARD": "0"}) for device in devices}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        session = tree.path(CARDS) / "card-0" / "session"
+        for device in devices:
+            if (step := context.records[device.name].step("session")) is not None:
+                session.write_text(self.without(session.read_text(encoding="utf-8"), step), encoding="utf-8")
+                context.records[device.name].undone("session")
+
+    def without(self, text: str, step: Step) -> str:
+        """Give what the card's file has when an owner has gone."""
+        return text.replace(f"{step.before['own']} ", "")
+
+
+class _RestoresWhatWas(_Halves):
+    """Puts the card's file back as it was: the other half's owner has changed it since."""
+
+    def without(self, text: str, step: Step) -> str:
+        return str(step.before["was"])
+
+
 class _Suite(HandsContract):
     """The suite, its tests called one by one."""
 
@@ -122,7 +159,7 @@ class _Suite(HandsContract):
 
     def record(self, into: Path) -> RecordedMachine:
         recorded = build(_PROFILE, into)
-        make_card(recorded.root, "card-0")
+        (make_card(recorded.root, "card-0") / "session").write_text("", encoding="utf-8")
         return recorded
 
     def soil(self, recorded: RecordedMachine, device: Device) -> None:
@@ -142,6 +179,7 @@ _CASES: list[tuple[type[FolderDriver], Callable[[_Suite, _Bench], None]]] = [
     (_ChecksNothing, _Suite.test_check_refuses_and_changes_nothing_when_the_configuration_is_bad),
     (_KeepsCount, _Suite.test_adjust_says_the_same_and_changes_nothing_when_a_container_is_made),
     (_NamesOthers, _Suite.test_to_attach_names_its_devices_when_asked),
+    (_LeavesImage, _Suite.test_device_is_as_before_when_it_was_prepared_and_unprepared),
 ]
 
 
@@ -157,3 +195,12 @@ def test_suite_fails_when_a_driver_breaks_the_contract(
 
     with pytest.raises(AssertionError):
         test(bad, _Bench(bad, bad.record(tmp_path / "bad" / "machine"), tmp_path / "bad" / "journal"))
+
+
+def test_suite_fails_when_a_driver_puts_back_what_the_parts_of_a_card_share(tmp_path: Path) -> None:
+    """Two owners come and go: a driver that takes its own word away leaves the card as it was, one that restores does not."""
+    for driver, fails in ((_Halves, False), (_RestoresWhatWas, True)):
+        suite = _Suite(driver)
+        bench = _Bench(suite, suite.record(tmp_path / driver.__name__ / "machine"), tmp_path / driver.__name__ / "journal")
+        with pytest.raises(AssertionError, match="card-0/session was b'', is b'contract-card-0-half-0 '") if fails else nullcontext():
+            suite.test_card_is_as_before_when_two_owners_had_parts_of_it(bench)

@@ -39,7 +39,7 @@ from topobus.values.request import Owner, OwnerKind
 __all__ = ["DriverContract"]
 
 _NODE = "contract-node"
-_CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="contract", uid="contract-uid"))
+_OWNER = Owner(kind=OwnerKind.CLAIM, name="contract", uid="contract-uid")
 
 
 class DriverContract:
@@ -136,6 +136,8 @@ class DriverContract:
 
         left = {device.name for device in driver.discover(tree, read_machine(tree, _NODE)).devices}
 
+        gone_with_it = {device.name for device in others if device.parent != first.name} - left
+        assert not gone_with_it, f"{', '.join(sorted(gone_with_it))} went with {first.name}: name it in their `parent`"
         assert left == {device.name for device in others if device.parent != first.name}
 
     def test_discover_places_devices_as_the_machine_does_when_they_have_a_place(
@@ -232,10 +234,10 @@ class DriverContract:
 
     def test_unprepare_is_fine_when_repeated_or_never_prepared(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
         """Undoing twice, or what was never done, is no error."""
-        driver.unprepare(tree, devices, _CONTEXT)
+        driver.unprepare(tree, devices, _context(devices))
         _prepared(driver, tree, devices)
-        driver.unprepare(tree, devices, _CONTEXT)
-        driver.unprepare(tree, devices, _CONTEXT)
+        driver.unprepare(tree, devices, _context(devices))
+        driver.unprepare(tree, devices, _context(devices))
 
         assert _prepared(driver, tree, devices), "prepare works again after unprepare"
 
@@ -250,7 +252,7 @@ class DriverContract:
 
         driver.discover(tree, machine)
         seen = driver.observe(tree, devices)
-        driver.unprepare(tree, [gone], _CONTEXT)
+        driver.unprepare(tree, [gone], _context([gone]))
 
         assert any(observation.state is HealthState.UNHEALTHY for observation in seen.get(gone.name, ())), (
             "observe does not tell that the device is gone"
@@ -283,12 +285,17 @@ class DriverContract:
         assert failures == {}, "files whose harm made the driver fail with something else than HardwareError"
 
 
+def _context(devices: Sequence[Device]) -> PrepareContext:
+    """Give what a service gives for these: a record of each."""
+    return PrepareContext(owner=_OWNER, records={device.name: DeviceRecord() for device in devices})
+
+
 def _use_all(driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
     """Call every method once, as the service does."""
     devices = driver.discover(tree, machine).devices
     driver.observe(tree, devices)
-    driver.prepare(tree, devices, _CONTEXT)
-    driver.unprepare(tree, devices, _CONTEXT)
+    driver.prepare(tree, devices, _context(devices))
+    driver.unprepare(tree, devices, _context(devices))
 
 
 def _writes(root: Path) -> dict[str, tuple[int, int]]:
@@ -297,7 +304,7 @@ def _writes(root: Path) -> dict[str, tuple[int, int]]:
 
 
 def _prepared(driver: DeviceDriver, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits]:
-    answer = driver.prepare(tree, devices, _CONTEXT)
+    answer = driver.prepare(tree, devices, _context(devices))
     if isinstance(answer, LongWork):
         answer = answer.work()
     assert not isinstance(answer, Refusal), f"prepare refuses healthy devices: {answer}"
@@ -306,7 +313,7 @@ def _prepared(driver: DeviceDriver, tree: Tree, devices: Sequence[Device]) -> Ma
 
 def _refuses(driver: DeviceDriver, tree: Tree, device: Device) -> bool:
     try:
-        return isinstance(driver.prepare(tree, [device], _CONTEXT), Refusal)
+        return isinstance(driver.prepare(tree, [device], _context([device])), Refusal)
     except HardwareError:
         return True
 

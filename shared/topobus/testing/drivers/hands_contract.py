@@ -51,6 +51,10 @@ class HandsContract(DriverContract):
     bad_config: Sequence[Mapping[str, Any]] = ()
     """One that `check` must refuse."""
 
+    def choose(self, devices: Sequence[Device]) -> Device:
+        """Choose the device that is tried: the first by name. A subclass of your suite may try a part of a card."""
+        return min(devices, key=lambda device: device.name)
+
     def make_sandbox(self, recorded: RecordedMachine) -> Sandbox:
         """Make a pod's sandbox; here its namespace is a folder beside the machine."""
         folder = recorded.root.parent / "sandbox"
@@ -217,6 +221,39 @@ class HandsContract(DriverContract):
 
         driver.detach(bench.tree, bench.device, bench.sandbox, DeviceRecord(RecordState(owner=_OWNER, sandbox=bench.sandbox)))
 
+    def test_device_is_as_before_when_it_was_prepared_and_unprepared(self, bench: _Bench) -> None:
+        """Nothing is killed here: what differs was left by `unprepare`, or by `clean` after it."""
+        before = self.look(bench.recorded)
+
+        with bench.life() as journal:
+            bench.prepare(journal)
+            entry = journal.owner_entry(bench.device.name, _OWNER)
+            steps = entry.prepare.steps if entry is not None else ()
+        bench.clean_up()
+
+        assert [step.name for step in steps if not step.is_done] == [], "steps of prepare that are not marked done"
+        _assert_alike(before, self.look(bench.recorded), "after prepare, unprepare and clean")
+
+    def test_card_is_as_before_when_two_owners_had_parts_of_it(self, bench: _Bench) -> None:
+        """What parts share must not be put back from what was there first: the other part's owner has changed it since."""
+        parts = next((each_parts for each_parts in _parts_by_card(bench.devices).values() if len(each_parts) > 1), ())
+        if not parts:
+            pytest.skip("no card has two parts that fit beside each other")
+        before = self.look(bench.recorded)
+        owners = [Owner(kind=OwnerKind.CLAIM, name=f"contract-{part.name}", uid=f"uid-{part.name}") for part in parts[:2]]
+
+        with bench.life() as journal:
+            for part, owner in zip(parts, owners, strict=False):
+                bench.prepare(journal, part, owner)
+            for part, owner in zip(parts, owners, strict=False):
+                bench.unprepare(journal, part, owner)
+            for part in parts[:2]:
+                entry = journal.entries.get(part.name)
+                if entry is not None and entry.is_due_for_cleaning:
+                    bench.clean(journal, part)
+
+        _assert_alike(before, self.look(bench.recorded), "after two parts of one card were used at once")
+
     def test_device_is_as_before_when_prepare_is_killed_at_any_step(self, bench: _Bench) -> None:
         """Unprepare undoes what there is of it; a prepare that writes nothing has nothing to be undone. Long work is work like any other."""
         before = self.look(bench.recorded)
@@ -287,8 +324,8 @@ class _Bench:
         self.journal = Journal(folder)
         self.driver: DeviceDriver = suite.make_driver()
         self.tree = Tree(HardwareSettings(root=str(recorded.root)))
-        devices = sorted(self.driver.discover(self.tree, read_machine(self.tree, "contract-node")).devices, key=lambda device: device.name)
-        self.device = devices[0]
+        self.devices = tuple(self.driver.discover(self.tree, read_machine(self.tree, "contract-node")).devices)
+        self.device = suite.choose(self.devices)
         self.sandbox = suite.make_sandbox(recorded)
 
     def life(self) -> _Life:
@@ -316,26 +353,28 @@ class _Bench:
         """Detach the device."""
         journaled_verbs.detach(journal, self._fresh_attaching(), self.tree, self.device, _OWNER, self.sandbox)
 
-    def prepare(self, journal: Journal) -> journaled_verbs.Edits:
-        """Prepare the device, long work to its end."""
-        driver, context = self._suite.make_driver(), self.context(self._suite.config)
-        entry = journal.owner_entry(self.device.name, _OWNER)
+    def prepare(self, journal: Journal, device: Device | None = None, owner: Owner = _OWNER) -> journaled_verbs.Edits:
+        """Prepare the device, or another one, long work to its end."""
+        device = device or self.device
+        driver, context = self._suite.make_driver(), msgspec.structs.replace(self.context(self._suite.config), owner=owner)
+        entry = journal.owner_entry(device.name, owner)
         if entry is not None and entry.is_attached:
-            context = msgspec.structs.replace(context, attached=frozenset({self.device.name}))
-        kept = {self.device.name} if driver.capabilities.cleans else set()
-        answer = journaled_verbs.prepare(journal, driver, self.tree, [self.device], context, kept)
+            context = msgspec.structs.replace(context, attached=frozenset({device.name}))
+        kept = {device.name} if driver.capabilities.cleans else set()
+        answer = journaled_verbs.prepare(journal, driver, self.tree, [device], context, kept)
         if isinstance(answer, journaled_verbs.JournaledWork):
             answer = answer.run(lambda: True)
         assert not isinstance(answer, Refusal), f"prepare refuses: {answer}"
         return answer
 
-    def unprepare(self, journal: Journal) -> None:
-        """Unprepare the device."""
-        journaled_verbs.unprepare(journal, self._suite.make_driver(), self.tree, [self.device], self.context(()))
+    def unprepare(self, journal: Journal, device: Device | None = None, owner: Owner = _OWNER) -> None:
+        """Unprepare the device, or another one."""
+        context = msgspec.structs.replace(self.context(()), owner=owner)
+        journaled_verbs.unprepare(journal, self._suite.make_driver(), self.tree, [device or self.device], context)
 
-    def clean(self, journal: Journal) -> None:
-        """Clean the device."""
-        refusal = journaled_verbs.clean(journal, self._suite.make_driver(), self.tree, self.device)
+    def clean(self, journal: Journal, device: Device | None = None) -> None:
+        """Clean the device, or another one."""
+        refusal = journaled_verbs.clean(journal, self._suite.make_driver(), self.tree, device or self.device)
         assert refusal is None, f"clean refuses: {refusal}"
 
     def use(self) -> None:
@@ -367,3 +406,21 @@ class _Bench:
 
     def _fresh_attaching(self) -> DeviceDriver:
         return self._suite.make_driver()
+
+
+def _parts_by_card(devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
+    """Give the parts of each card that may be held side by side: in the order of their names, as long as the card's counters last."""
+    cards: dict[str, tuple[Device, ...]] = {}
+    for device in sorted(devices, key=lambda device: device.name):
+        if device.partition_of:
+            cards[device.partition_of] = (*cards.get(device.partition_of, ()), device)
+    return cards
+
+
+def _assert_alike(before: object, after: object, when: str) -> None:
+    """Fail with each file that differs, where the hardware is a mapping of files."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        differences = [f"{name} was {before.get(name)!r}, is {after.get(name)!r}" for name in names]
+        assert not differences, f"the hardware is not as before {when}: {'; '.join(differences)}"
+    assert after == before, f"the hardware is not as before {when}"
