@@ -30,7 +30,9 @@ HEALTH_SIGNS = {
 }
 
 # PCI base classes worth drawing where no device service told what they are (PCI Code and ID Assignment, section 1).
-_KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x0B: "coproc", 0x12: "accel"}
+_KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x04: "media", 0x0B: "coproc", 0x10: "crypto", 0x12: "accel"}
+# Multimedia controllers for sound: no server's work, and every display has one.
+_SOUND = (0x0401, 0x0403)
 # Memory controllers are of the base class 0x05, and most of them parts of a processor; a CXL memory device is a card.
 _CXL_MEMORY, _CXL_CLASS = "cxl", 0x0502
 # Disks are nobody's devices, so beside offered ones they would be drawn for nothing.
@@ -97,10 +99,11 @@ def _device_leaf(device: Device, parts: tuple[Device, ...]) -> Leaf:
     text = worst.reason if worst is not None else device.model or device.vendor
     if device.role is not DeviceRole.COMPUTE:
         text = f"{device.role} {text}"
+    what = "parts" if device.pci is not None and all(part.pci == device.pci for part in parts) else "VF"
     return Leaf(
         device_class=device.device_class,
         name=device.name,
-        text=text + (f" +{len(parts)} VF" if parts else ""),
+        text=text + (f" +{len(parts)} {what}" if parts else ""),
         numa_node=device.numa_nodes.lowest if device.numa_nodes else None,
         root=device.pcie_root,
         switch=str(device.pcie_switch or ""),
@@ -142,7 +145,7 @@ def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: Pci
 
 def _function_leaf(function: PciDevice, names: PciNames) -> Leaf | None:
     kind = _CXL_MEMORY if function.class_code >> 8 == _CXL_CLASS else _KINDS.get(function.class_code >> 16)
-    if kind is None or function.is_bridge or function.physfn is not None:
+    if kind is None or function.is_bridge or function.physfn is not None or function.class_code >> 8 in _SOUND:
         return None
     name = names.get((function.vendor, function.device), f"[{function.vendor:04x}:{function.device:04x}]")
     if function.address in names:
