@@ -10,7 +10,7 @@ import re
 
 __all__ = ["WIDTH", "prose_lines", "wrap_page"]
 
-WIDTH = 120
+WIDTH = 100
 _FENCE = re.compile(r"\s*(```|~~~)")
 _ITEM = re.compile(r"(\s*)([-*+]|\d+[.)])(\s+)\S")
 # Lines that are no prose: tables, headings, HTML, rules, definitions of links.

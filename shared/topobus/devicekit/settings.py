@@ -142,4 +142,4 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it; docs/reference/pools.md has the rules."""
     sharing: tuple[SharedPool, ...] = ()
     """Devices that several containers have at once, by selectors, under resource names of their own, through kubelet's device plugins and by claims; they are tried before
-    `pools`. docs/reference/sharing.md has the rules."""
+    `pools`. docs/reference/pools.md has the rules."""

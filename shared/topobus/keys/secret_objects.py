@@ -83,7 +83,7 @@ def password_secret(principal: str, password: str) -> Plain:
 def changed_secret(present: Plain | None, principal: str, password: str, *, is_overlapping: bool) -> Plain:
     """Give the Secret of a principal with another password, to be written over the present one; `is_overlapping`: that of before counts, too, until `forgotten_secret`.
 
-    The server knows one password for each name, so the newer one goes with the principal's other name, which stands before it: `gpu__2:p…` (docs/adr/0036).
+    The server knows one password for each name, so the newer one goes with the principal's other name, which stands before it: `gpu__2:p…` (docs/adr/0008).
     Errors: as `logins_in`.
     """
     if not is_overlapping or present is None:

@@ -1,7 +1,7 @@
 """Inboxes: the subjects at which answers are awaited, who may ask what, and who may answer there.
 
 `_INBOX.<who asks>.<who answers>.<random>…`: the server's permissions let each principal publish at its own branch of an asker's inboxes only, so that the
-branch at which an answer arrives proves its sender (docs/adr/0015). Both names are connection names.
+branch at which an answer arrives proves its sender (docs/adr/0029). Both names are connection names.
 """
 
 from __future__ import annotations

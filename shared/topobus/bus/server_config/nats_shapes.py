@@ -1,6 +1,6 @@
 """Renders the configurations of the two kinds of servers of the leaf shape: a node's own server, and the hub (docs/how-to/choose-a-nats-shape.md).
 
-Flows in: a server version, and whether there are users: then the text includes a file with accounts, users and passwords (`topobus keys make --shape`, docs/adr/0035), the link
+Flows in: a server version, and whether there are users: then the text includes a file with accounts, users and passwords (`topobus keys make --shape`, docs/adr/0029), the link
 binds the leaf's account with the streams, and what a hub maps otherwise its accounts import. Flows out: text. Names that differ from node to node are the server's
 environment variables: the server itself reads `$NAME` as a value.
 """

@@ -70,7 +70,7 @@ def accounts_configuration(
 ) -> str:
     """Give the users of a server in accounts of their own (docs/adr/0029), with their passwords.
 
-    The streams of this form are not seen in the other: a store has to be moved with it (docs/adr/0035).
+    The streams of this form are not seen in the other: a store has to be moved with it (docs/adr/0029).
     Shapes: passwords — one for each user of the shape, by its name or by one or both of its `logins_of`, as `is_password` wants them. nodes, classes — as for `accounts`.
     Errors: raises ValueError as `server_configuration` does.
     """

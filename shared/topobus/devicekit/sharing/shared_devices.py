@@ -55,7 +55,7 @@ def check_sharing_settings(device_class: str, sharing: Sequence[SharedPool], poo
     """
     fault = fault_of_pools(device_class, sharing) or (sharing and fault_of_pools(device_class, (*sharing, *pools)))
     if fault:
-        raise ConfigError(f"{device_class}: sharing: {fault}", next_step="docs/reference/sharing.md has the rules", key="sharing")
+        raise ConfigError(f"{device_class}: sharing: {fault}", next_step="docs/reference/pools.md has the rules", key="sharing")
 
 
 def with_sharing(devices: Sequence[Device], sharing: Sequence[SharedPool], moving: Collection[str] = ()) -> tuple[Device, ...]:

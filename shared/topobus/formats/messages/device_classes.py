@@ -2,7 +2,7 @@
 
 Flows in: a class's name. Flows out: who answers for it on the bus. The name alone decides, so that asker, answerer and the NATS server's permissions agree without a message:
 a name with a hyphen (`gpu-nvidia`) is a class that the gateway made of another vendor's resource, and every other class has a service that connects under the
-class's own name (docs/adr/0062).
+class's own name (docs/adr/0029).
 """
 
 from __future__ import annotations

@@ -107,11 +107,11 @@ class State(Noun, Generic[M]):
     max_bucket_bytes: int
     """What all keys with their history may take on the disk together, so that one bucket's writers cannot starve another's."""
     may_be_compressed: bool = False
-    """True when a value larger than the bucket takes is stored as gzip (ADR 0019); one that fits is always plain JSON."""
+    """True when a value larger than the bucket takes is stored as gzip (ADR 16); one that fits is always plain JSON."""
     is_rewritten: bool = False
     """True when each writer compares its keys with what it knows and writes again what is gone: then a full bucket may drop its oldest values."""
     classes_apart: tuple[str, ...] = ()
-    """Device classes whose keys have a bucket each, so that who fills one starves no other class (ADR 0041); keys of all other classes share `bucket`."""
+    """Device classes whose keys have a bucket each, so that who fills one starves no other class (ADR 16); keys of all other classes share `bucket`."""
     max_class_bytes: int = 0
     """As `max_bucket_bytes`, of each bucket of one class."""
     entries: str = ""

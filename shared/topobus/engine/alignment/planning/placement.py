@@ -49,7 +49,7 @@ def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     Shapes:  view — by class, with what the pod's claims hold held by them; request — as it came. The Placement has one entry a container, in its order.
     Errors:  raises nothing for any request; a Refusal has a reason for each fault, and `to_free` is proved by planning without these owners.
     Cost:    one merge and one choice of devices a container; a refusal up to 200 further plans, in mode corrected up to `search_steps` tries.
-    Source:  kubelet 1.36 cm/topologymanager/scope_{container,pod}.go; mode corrected: docs/adr/0009-kubelets-order-by-default.md.
+    Source:  kubelet 1.36 cm/topologymanager/scope_{container,pod}.go; mode corrected: docs/adr/0009-upstreams-order-by-default.md.
     """
     request = named_by_class(view, request)
     if faults := share_faults(view, request):
