@@ -79,10 +79,10 @@ class WorkQueue:
         self._logged: dict[Hashable, str] = {}
         self._log = get_logger()
 
-    def is_ready(self, key: Hashable, version: Hashable) -> bool:
-        """Say whether an object is to be worked on now."""
+    def is_ready(self, key: Hashable, *versions: Hashable) -> bool:
+        """Say whether an object is to be worked on now: it waits while what its last result named is one of these versions, and its time has not come."""
         entry = self._entries.get(key)
-        return entry is None or entry.version is None or entry.version != version or self._clock.monotonic() >= entry.at_s
+        return entry is None or entry.version is None or entry.version not in versions or self._clock.monotonic() >= entry.at_s
 
     def wait_s(self) -> float | None:
         """Say after how many seconds an object is due by time alone; None when none is.
@@ -114,14 +114,16 @@ class WorkQueue:
         *,
         name: str,
         report: Callable[[Reason], Awaitable[object]] | None = None,
+        narrow: Hashable = None,
     ) -> Result:
         """Do the work for one object, unless it is not to be worked on now, and record the result; gives Busy for an object that was not worked on.
 
         Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
-        reason into the object; it is called once a failure, and again when the write itself met a silent peer.
+        reason into the object; it is called once a failure, and again when the write itself met a silent peer; narrow — a version that changes with less, for results that wait for no more than
+        that.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
-        if not self.is_ready(key, version):
+        if not self.is_ready(key, version, narrow):
             return Busy()
         self._progress()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -208,3 +209,24 @@ async def test_queue_waits_again_when_its_loop_did_not_come_to_an_object_that_wa
     loop.clock.advance(6)
 
     assert [*waits, loop.queue.wait_s()] == [5, RETRY_S]
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "versions", "is_ready"),
+    [
+        pytest.param(0, (1, "narrow"), False, id="nothing-changed"),
+        pytest.param(0, (2, "narrow"), False, id="only-the-wide-version-changed"),
+        pytest.param(0, (2, "other"), True, id="the-narrow-version-changed"),
+        pytest.param(RETRY_S, (1, "narrow"), True, id="its-time-has-come"),
+    ],
+)
+async def test_queue_leaves_an_object_alone_while_the_version_that_its_result_names_is_one_of_its_versions(
+    elapsed_s: float, versions: tuple[Hashable, ...], *, is_ready: bool
+) -> None:
+    """Of two versions the result chooses for which it waits: an object whose node is silent does not ask again because something else became free."""
+    loop = Loop()
+    loop.queue.put("a", Again(version="narrow"))
+
+    loop.clock.advance(elapsed_s)
+
+    assert loop.queue.is_ready("a", *versions) is is_ready

@@ -26,7 +26,7 @@ from topobus.controller.commit.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.standalone.commit_tasks import CommitTasks, Peer
+from topobus.controller.standalone.commit_tasks import CommitTasks
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
@@ -94,7 +94,7 @@ class ClaimReconciler:
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
-        self.commits = CommitTasks(settings.parallel_asks, settings.retry_s, runtime.clock, wake)
+        self.commits = CommitTasks(settings.parallel_asks, wake)
         """The writes of decided claims, beside the rounds."""
         self._turns = turns or ReplicaTurns(runtime.clock, "", settings.retry_s)
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
@@ -115,13 +115,12 @@ class ClaimReconciler:
                 if stored is None:
                     continue  # gone while the claims before it were worked on
                 waiting += not self._is_allocated(stored.value)
-                if not self.commits.is_busy(key) and not self.commits.rests(key, partial(self._peer, stored)):
+                if not self.commits.is_busy(key):
                     await self._bounded(key, stored, partial(self._reconcile, key, stored))
         self._queue.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._deallocation.keep()
-        self.commits.keep(self._state.objects.keys())
 
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
@@ -164,12 +163,17 @@ class ClaimReconciler:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
         version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        return await self._queue.run(key, version, guarded, name=stored.shown, report=report)
+        return await self._queue.run(key, version, guarded, name=stored.shown, report=report, narrow=self._peer(stored))
 
-    def _peer(self, stored: Stored) -> Peer:
-        """Say what changes when there is a reason to ask a claim's node again."""
+    def _peer(self, stored: Stored) -> Hashable:
+        """Name what changes when there is a reason to ask a claim's silent node again: one such node must not keep all tasks."""
         attempt = stored.known_attempt
-        return Peer(stored.revision, self._state.ledgers.get(attempt.node) if attempt is not None else None)
+        ledger = self._state.ledgers.get(attempt.node) if attempt is not None else None
+        return stored.revision, (ledger.epoch, ledger.sequence) if ledger is not None else None
+
+    def _rest(self, key: ObjectKey, stored: Stored) -> None:
+        """Leave a claim whose peer was silent for a while."""
+        self._queue.put(key, Again(version=self._peer(self._state.objects.get(key, stored))))
 
     def _expire_refusals(self) -> None:
         """Let refused devices be tried again when their time has come."""
@@ -201,8 +205,9 @@ class ClaimReconciler:
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
             return None
         attempt = stored.claim.attempt
-        if self._leaves_to_another(stored, Stage.PLAN if attempt is None else Stage.FINISH):
-            return None
+        wait_s = self._turns.wait_s(stored.uid, Stage.PLAN if attempt is None else Stage.FINISH)
+        if wait_s > 0:
+            return Again(wait_s)  # left to another replica for a moment
         if attempt is not None:
             # A pod's claims are committed before the pods have their next turn: the oldest goes first, however long its claim's write takes.
             has_users = bool(self._consumers.users(key))
@@ -216,13 +221,6 @@ class ClaimReconciler:
         elif not self._consumers.waiting(key):
             await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
         return None
-
-    def _leaves_to_another(self, stored: Stored, stage: Stage) -> bool:
-        """Say whether another replica is at work and a claim is left to it for a moment; the loop is woken when that is over."""
-        wait_s = self._turns.wait_s(stored.uid, stage)
-        if wait_s > 0:
-            self.commits.wake_after(wait_s)
-        return wait_s > 0
 
     async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> None:
         """Write a decision beside the round. From now on its devices count as taken, so that the next decision sees it."""
@@ -239,20 +237,21 @@ class ClaimReconciler:
             return Busy()
 
         try:
-            if isinstance(await self._bounded(drafts[0].key, stored, write_attempts), Again):
-                self.commits.rest(drafts[0].key, self._peer(stored))
-            elif len(group) < len(drafts):
-                self._turns.see_another()
+            result = await self._bounded(drafts[0].key, stored, write_attempts)
         finally:
             # Conflict or silence: what is stored counts, and a write that takes effect later comes by the watch.
             for draft in drafts[len(group) :]:
                 self._state.restore(draft.key)
+        if isinstance(result, Again):
+            self._rest(drafts[0].key, stored)
+        elif len(group) < len(drafts):
+            self._turns.see_another()
         for attempted in group:
             await self._commit_bounded(attempted)
 
     async def _commit_bounded(self, attempted: Attempted) -> None:
         if isinstance(await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted)), Again):
-            self.commits.rest(attempted.key, self._peer(self._state.objects.get(attempted.key, attempted.stored)))
+            self._rest(attempted.key, attempted.stored)
 
     async def _commit(self, _: ObjectKey, attempted: Attempted) -> None:
         await self.committer.commit([attempted], self)

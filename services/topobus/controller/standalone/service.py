@@ -193,7 +193,7 @@ class _Controller:
             if has_more:
                 self._changed.set()
             waits = [queue.wait_s() for queue in self._queues]
-            if self._scheduler.is_pausing or self._claims.is_pausing or self._claims.commits.is_resting:
+            if self._scheduler.is_pausing or self._claims.is_pausing:
                 waits.append(self._settings.retry_s)
             wait_s = min((due_s for due_s in waits if due_s is not None), default=None)
 
