@@ -8,7 +8,6 @@ compare-and-set is dropped, since the watch brings the newer object.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from topobus.controller.commit.allocator import Allocator, Member, member
@@ -43,7 +42,7 @@ from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.process.work_queue import Again, Busy, Result, WorkQueue
+from topobus.process.work_queue import Again, Busy, Done, Result, WorkQueue
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.timestamps import rfc3339
@@ -55,14 +54,6 @@ _Work = Callable[[], Coroutine[None, None, Result]]
 _MOST_ADVICE = 16
 # Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its turn. One search more may be begun, and may take the whole step budget.
 _ROUND_STEPS = 20_000
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """At which state of the world a claim was last found to be without a way forward."""
-
-    revision: int
-    supply: int
 
 
 class ClaimReconciler:
@@ -92,7 +83,6 @@ class ClaimReconciler:
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._deallocation = deallocation
         self._advice_left = _MOST_ADVICE
-        self._settled: dict[ObjectKey, _Seen] = {}
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self.commits = CommitTasks(settings.parallel_asks, wake)
         """The writes of decided claims, beside the rounds."""
@@ -119,7 +109,6 @@ class ClaimReconciler:
                     await self._bounded(key, stored, partial(self._reconcile, key, stored))
         self._queue.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
-        self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._deallocation.keep()
 
     async def reconcile_costly(self) -> bool:
@@ -162,8 +151,13 @@ class ClaimReconciler:
         async def report(reason: Reason) -> None:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
-        version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        return await self._queue.run(key, version, guarded, name=stored.shown, report=report, narrow=self._peer(stored))
+        return await self._queue.run(
+            key, (stored.revision, self._world(key)), guarded, name=stored.shown, report=report, narrow=self._peer(stored)
+        )
+
+    def _world(self, key: ObjectKey) -> Hashable:
+        """Name what a claim's next step depends on beside itself: what is free, what it refers to, and whether a pod brings it along."""
+        return self._state.supply, self._state.shared_epoch, bool(self._consumers.waiting(key))
 
     def _peer(self, stored: Stored) -> Hashable:
         """Name what changes when there is a reason to ask a claim's silent node again: one such node must not keep all tasks."""
@@ -185,7 +179,7 @@ class ClaimReconciler:
             return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
 
         for key in self._finder.refusals.expire(now_s=self._runtime.clock.monotonic(), is_done=is_done):
-            self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
+            self._queue.drop(key)
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
 
@@ -214,19 +208,17 @@ class ClaimReconciler:
             await self.commits.begin((key,), partial(self._commit_bounded, Attempted(key, stored, attempt)), ends_with_round=has_users)
             return Busy()
         if await self._is_independent(key, stored):
-            drafts = await self._decide(key, stored, is_cheap=is_cheap)
-            if drafts:
-                await self._begin(stored, drafts)
-                return Busy()
-        elif not self._consumers.waiting(key):
+            return await self._decide(key, stored, is_cheap=is_cheap)
+        if not self._consumers.waiting(key):
             await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
         return None
 
-    async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> None:
+    async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> Busy:
         """Write a decision beside the round. From now on its devices count as taken, so that the next decision sees it."""
         for draft in drafts:
             self._state.assume(draft.key, draft.value)
         await self.commits.begin([draft.key for draft in drafts], partial(self._write, stored, drafts))
+        return Busy()
 
     async def _write(self, stored: Stored, drafts: Sequence[Draft]) -> None:
         """Write the attempts of a decision's claims, and make them true."""
@@ -305,36 +297,34 @@ class ClaimReconciler:
         await self.set_condition(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
         return False
 
-    async def _decide(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Sequence[Draft]:
-        """Search for devices; gives the next version of each claim that gets some, none when there is no way forward now.
+    async def _decide(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
+        """Search for devices, and begin to write what was decided; a claim without a way forward is told so.
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
-        seen = _Seen(stored.revision, self._state.supply)
-        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
-            return ()
+        if is_cheap and self._costly.holds(key, stored.revision):
+            return None
         if any(self.commits.is_busy(mate) for mate, _ in self._state.mates(stored.claim)):
-            return ()  # on which node it gets its devices decides on this one's, and is being written
+            return None  # on which node it gets its devices decides on this one's, and is being written
         members = self._together(key, stored)
+        world = self._world(key)
         nodes = self._state.nodes_for(stored.claim)
         # A number for each node, and only a costly search's entry needs it.
         read = None if is_cheap else self._read(key)
         choice = await self._finder.first(nodes, members, is_cheap=is_cheap)
         if isinstance(choice, tuple):
             node, outcome = choice
-            return next_attempts(node, members, outcome.results)
+            return await self._begin(stored, next_attempts(node, members, outcome.results))
         refused = choice
         if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
             self._costly.put(key, stored.revision)
-            return ()
+            return None
         await self._finder.refresh(nodes, refused, members)
-        self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
-        await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
+        reported = await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
         if not is_cheap:
-            newest = self._state.objects.get(key, stored)
-            self._costly.tried(key, newest.revision, read, now_s=self._runtime.clock.monotonic())
-        return ()
+            self._costly.tried(key, reported.revision, read, now_s=self._runtime.clock.monotonic())
+        return Done((reported.revision, world))
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
         """List the claims to be allocated at once: this one, and those of its pod that wait, too.
@@ -362,15 +352,15 @@ class ClaimReconciler:
         reason: str,
         reasons: tuple[Reason, ...],
         advise: Callable[[], Awaitable[tuple[Reason, ...]]] | None = None,
-    ) -> None:
-        """Put the reasons into the claim's condition, once.
+    ) -> Stored:
+        """Put the reasons into the claim's condition, once; gives the claim with them, or as it was when another writer was first.
 
         Shapes: advise — finds the nearest miss and what would fit; asked only when there is something new to tell.
         """
         claim = stored.value
         message = "; ".join(each_reason.message for each_reason in reasons)
         if lifecycle.has_condition(claim, reason=reason, message=message):
-            return
+            return stored
         self._advice_left -= advise is not None
         advice = await advise() if advise is not None and self._advice_left >= 0 else ()
         self._metrics.decisions.labels("refused").inc()
@@ -382,13 +372,12 @@ class ClaimReconciler:
         api_object = lifecycle.with_advice(api_object, message="; ".join(each_reason.message for each_reason in advice), now=now)
         written = await self._writer.write(key, stored.revision, api_object)
         if written is None:
-            return
-        if key in self._settled:
-            self._settled[key] = _Seen(written.revision, self._settled[key].supply)
+            return stored
         to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")
         refusal = Refusal(reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free)
         op_id = f"refuse-{stored.uid}-{written.revision}"
         await self._decisions.publish("allocate", stored.claim.owner, refusal, op_id=op_id)
+        return written
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))
