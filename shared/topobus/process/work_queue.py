@@ -146,6 +146,11 @@ class WorkQueue:
             else:
                 self.put(key, None)
 
+    def has_waited(self, key: Hashable, version: Hashable) -> bool:
+        """Say, within an object's work, whether it is due by time alone: its last result asked for that at this version."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.version == version and entry.at_s < math.inf
+
     def reason(self, key: Hashable) -> Reason | None:
         """Say why an object is set aside; None for one that is not."""
         entry = self._entries.get(key)

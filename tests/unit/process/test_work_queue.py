@@ -230,3 +230,16 @@ async def test_queue_leaves_an_object_alone_while_the_version_that_its_result_na
     loop.clock.advance(elapsed_s)
 
     assert loop.queue.is_ready("a", *versions) is is_ready
+
+
+async def test_work_knows_that_only_time_has_passed_when_it_asked_for_another_look_at_this_version() -> None:
+    """What is over in a moment is told to nobody: the work waits once, and tells at the second look."""
+    loop = Loop()
+    loop.result = Again(5, version=1)
+    waited = [loop.queue.has_waited("a", 1)]
+    await loop.round()
+    loop.clock.advance(5)
+
+    waited += [loop.queue.has_waited("a", 1), loop.queue.has_waited("a", 2)]
+
+    assert waited == [False, True, False]
