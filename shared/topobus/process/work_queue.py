@@ -2,7 +2,10 @@
 
 Flows in: the work on one object with the version of its inputs, and its result. Flows out: whether to work on the object now, after how many seconds another object is due by
 time alone, and one log line, one count and one report for each failure. A failed object is set aside until its version changes, since the same work on the same input would
-fail again. A peer that does not answer is no failure of the object: its work is due again after a while.
+fail again. A peer that does not answer is no failure of the object: its work is due again after a while, a random one that grows where the queue is to back off.
+
+Costly work comes after all other work of the loop, a part of it in each round, the longest waiting first. Work that found nothing is repeated only after something that it read
+became free, and after a pause that doubles with each vain try: else forty claims that cannot be served would cost a search each whenever one device is released.
 
 The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time comes from the clock that it is given.
 """
@@ -10,20 +13,26 @@ The queue starts no task and waits for nothing: its loop does, for a change or f
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import Counter
 
+from topobus.process.backoff import full_jitter
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.values.outcome import Reason
 
-__all__ = ["Again", "Busy", "Done", "Result", "WorkQueue", "flatten", "is_peer_failure"]
+__all__ = ["Again", "Behind", "Busy", "Done", "Result", "WorkQueue", "flatten", "is_peer_failure"]
 
 # A message becomes a condition, an event and a log line: long enough for a path and two values.
 _MAX_MESSAGE = 1000
+# Costly work that found nothing is repeated at least so often once something is free again.
+_LONGEST_PAUSE_S = 60.0
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -44,11 +53,20 @@ class Again:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """The object needs costly work, behind all others (`WorkQueue.behind`); other work on it has nothing to do before the version is another."""
+
+    version: Hashable
+    read: Hashable = None
+    """What costly work that found nothing has read and may be freed; None: it was not tried yet."""
+
+
+@dataclass(frozen=True)
 class Busy:
     """Work on the object goes on beside the loop: what the queue holds of the object stays until that work has its own result."""
 
 
-Result = Done | Again | Busy | None
+Result = Done | Again | Behind | Busy | None
 """What came of the work on an object; None: the object is looked at in each round of its loop."""
 
 
@@ -58,24 +76,45 @@ class _Entry:
     at_s: float = math.inf
     reason: Reason | None = None
     """Why the object is set aside."""
+    failures: int = 0
+    """How often its peer was silent in a row."""
+
+
+@dataclass(frozen=True)
+class _Costly:
+    turn: int
+    """Grows with every try of anybody: the lowest has waited longest."""
+    vain: int = 0
+    read: Hashable = None
+    again_s: float = 0.0
 
 
 class WorkQueue:
     """The objects of one loop.
 
-    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked again; failures — counts failures, with the one label `loop`; progress —
-    called before each object, so that a long pass does not look dead (`Heartbeat.turn`).
+    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked again, at the latest; longest_s — up to which that doubles with each failure;
+    failures — counts failures, with the one label `loop`; progress — called before each object, so that a long pass does not look dead (`Heartbeat.turn`).
     """
 
     def __init__(
-        self, loop: str, clock: Clock, retry_s: float, *, failures: Counter | None = None, progress: Callable[[], None] = lambda: None
+        self,
+        loop: str,
+        clock: Clock,
+        retry_s: float,
+        *,
+        longest_s: float = 0.0,
+        failures: Counter | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._retry_s = retry_s
+        self._longest_s = max(longest_s, retry_s)
         self._failures = failures
         self._progress = progress
         self._entries: dict[Hashable, _Entry] = {}
+        self._costly: dict[Hashable, _Costly] = {}
+        self._turn = 0
         self._logged: dict[Hashable, str] = {}
         self._log = get_logger()
 
@@ -90,12 +129,37 @@ class WorkQueue:
         An object that was due in this round and that its loop did not come to is due after `retry_s`.
         """
         now_s = self._clock.monotonic()
-        waits = [entry.at_s - now_s for entry in self._entries.values() if entry.at_s < math.inf]
-        return min((wait_s if wait_s > 0 else self._retry_s for wait_s in waits), default=None)
+        waits = [wait_s if wait_s > 0 else self._retry_s for entry in self._entries.values() if (wait_s := entry.at_s - now_s) < math.inf]
+        waits += [costly.again_s - now_s for costly in self._costly.values() if costly.again_s > now_s]
+        return min(waits, default=None)
+
+    def is_due(self, key: Hashable) -> bool:
+        """Say whether an object's time has come."""
+        entry = self._entries.get(key)
+        return entry is not None and self._clock.monotonic() >= entry.at_s
+
+    def behind(self, keys: Iterable[K], read_now: Callable[[K], Hashable]) -> list[K]:
+        """List the objects that are due for costly work, the longest waiting first: never tried, or something that they read became free and their pause is over.
+
+        Shapes: read_now — gives what the costly work on an object would read; asked only of an object whose pause is over.
+        """
+        if not self._costly:
+            return []
+        now_s = self._clock.monotonic()
+        waiting = [(costly, key) for key in keys if (costly := self._costly.get(key)) is not None]
+        due = [
+            (costly.turn, key)
+            for costly, key in waiting
+            if costly.read is None or (now_s >= costly.again_s and read_now(key) != costly.read)
+        ]
+        return [key for _, key in sorted(due, key=lambda pair: pair[0])]
 
     def put(self, key: Hashable, result: Result) -> None:
         """Record what came of the work on an object."""
+        costly = self._costly.pop(key, None)
         if isinstance(result, Busy):
+            if costly is not None:
+                self._entries.pop(key)  # it had its turn: the work that goes on may not wait for another one
             return
         self._logged.pop(key, None)
         if isinstance(result, Done):
@@ -103,8 +167,20 @@ class WorkQueue:
         elif isinstance(result, Again):
             after_s = self._retry_s if result.after_s is None else result.after_s
             self._entries[key] = _Entry(result.version, self._clock.monotonic() + after_s)
+        elif isinstance(result, Behind):
+            self._put_behind(key, result, costly)
         else:
             self._entries.pop(key, None)
+
+    def _put_behind(self, key: Hashable, result: Behind, costly: _Costly | None) -> None:
+        self._entries[key] = _Entry(result.version)
+        self._turn += 1
+        vain, again_s = 0, 0.0
+        if result.read is not None:
+            vain = costly.vain if costly is not None else 0
+            again_s = self._clock.monotonic() + min(self._retry_s * 2 ** min(vain, 16), _LONGEST_PAUSE_S)
+            vain += 1
+        self._costly[key] = _Costly(self._turn, vain, result.read, again_s)
 
     async def run(
         self,
@@ -114,16 +190,17 @@ class WorkQueue:
         *,
         name: str,
         report: Callable[[Reason], Awaitable[object]] | None = None,
-        narrow: Hashable = None,
+        narrow: tuple[Hashable, ...] = (),
+        is_costly: bool = False,
     ) -> Result:
         """Do the work for one object, unless it is not to be worked on now, and record the result; gives Busy for an object that was not worked on.
 
         Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
-        reason into the object; it is called once a failure, and again when the write itself met a silent peer; narrow — a version that changes with less, for results that wait for no more than
-        that.
+        reason into the object; it is called once a failure, and again when the write itself met a silent peer; narrow — versions that change with less, for results that wait for no more; the
+        first of them is what a silent peer's work waits for; is_costly — it is work for which the object was listed by `behind`.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
-        if not self.is_ready(key, version, narrow):
+        if not is_costly and not self.is_ready(key, version, *narrow):
             return Busy()
         self._progress()
         try:
@@ -131,7 +208,7 @@ class WorkQueue:
         except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
             if is_peer_failure(err):
                 self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
-                return self._wait(key)
+                return self._wait(key, (*narrow, version)[0])
             return await self._set_aside(key, version, err, name, report)
         self.put(key, result)
         return result
@@ -158,18 +235,22 @@ class WorkQueue:
 
     def drop(self, key: Hashable) -> None:
         """Forget an object: it is gone, or is to be worked on in the next round whatever came of it."""
-        self._entries.pop(key, None)
-        self._logged.pop(key, None)
+        for notes in (self._entries, self._costly, self._logged):
+            notes.pop(key, None)
 
     def keep(self, keys: Collection[Hashable]) -> None:
         """Forget objects that are not among these. Call it once each round, with what the loop looks at: one that it passes over would stay due for ever."""
         for key in (self._entries.keys() | self._logged.keys()) - set(keys):
             self.drop(key)
 
-    def _wait(self, key: Hashable) -> Again:
+    def _wait(self, key: Hashable, version: Hashable) -> Again:
         """Have an object tried again after a while; what was logged of it stays."""
-        self._entries[key] = _Entry(None, self._clock.monotonic() + self._retry_s)
-        return Again()
+        entry = self._entries.get(key)
+        failures = entry.failures if entry is not None else 0
+        after_s = full_jitter(failures, least_s=self._retry_s, most_s=self._longest_s)
+        self._entries[key] = _Entry(version, self._clock.monotonic() + after_s, failures=failures + 1)
+        self._costly.pop(key, None)
+        return Again(after_s, version)
 
     async def _set_aside(
         self, key: Hashable, version: Hashable, err: Exception, name: str, report: Callable[[Reason], Awaitable[object]] | None
@@ -181,7 +262,8 @@ class WorkQueue:
             except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; one that cannot even be told is logged
                 self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
                 if is_peer_failure(unreported):
-                    return self._wait(key)  # not set aside yet: the next round fails alike and reports again
+                    return self._wait(key, version)  # not set aside yet: the next round fails alike and reports again
+        self._costly.pop(key, None)
         self._entries[key] = _Entry(version, reason=reason)
         return Done(version)
 

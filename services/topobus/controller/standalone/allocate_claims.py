@@ -152,7 +152,7 @@ class ClaimReconciler:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
         return await self._queue.run(
-            key, (stored.revision, self._world(key)), guarded, name=stored.shown, report=report, narrow=self._peer(stored)
+            key, (stored.revision, self._world(key)), guarded, name=stored.shown, report=report, narrow=(self._peer(stored),)
         )
 
     def _world(self, key: ObjectKey) -> Hashable:
