@@ -26,7 +26,6 @@ from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.standalone.commit_tasks import CommitTasks
-from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -42,7 +41,7 @@ from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.process.work_queue import Again, Busy, Done, Result, WorkQueue
+from topobus.process.work_queue import Again, Behind, Busy, Done, Result, WorkQueue
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.timestamps import rfc3339
@@ -83,7 +82,6 @@ class ClaimReconciler:
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._deallocation = deallocation
         self._advice_left = _MOST_ADVICE
-        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self.commits = CommitTasks(settings.parallel_asks, wake)
         """The writes of decided claims, beside the rounds."""
         self._turns = turns or ReplicaTurns(runtime.clock, "", settings.retry_s)
@@ -114,22 +112,19 @@ class ClaimReconciler:
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
         spent = self._finder.spent
-        self._costly.keep(lambda key: key in self._state.objects)
         async with self.commits.during_round():
-            for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+            for key in self._queue.behind(self._state.unsettled_claims(), self._read):
                 if self._finder.spent - spent > _ROUND_STEPS:
                     return True
-                stored, turn = self._state.objects[key], self._costly.turn_of(key)
-                if not self.commits.is_busy(key):
-                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False))
-                if self._costly.turn_of(key) == turn:
-                    self._costly.drop(key)  # it has what it wanted, or waits for something else
+                stored = self._state.objects.get(key)
+                if stored is not None and not self.commits.is_busy(key):
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False), is_costly=True)
         return False
 
     @property
     def is_pausing(self) -> bool:
-        """Say whether a costly claim, or one that a node refused, is due again by time alone."""
-        return self._finder.refusals.is_waiting or self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+        """Say whether a claim that a node refused is due again by time alone."""
+        return self._finder.refusals.is_waiting
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
@@ -137,7 +132,7 @@ class ClaimReconciler:
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
-    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> Result:
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work, *, is_costly: bool = False) -> Result:
         """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
 
         async def guarded() -> Result:
@@ -151,13 +146,24 @@ class ClaimReconciler:
         async def report(reason: Reason) -> None:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
+        own = self._own(key, stored)
         return await self._queue.run(
-            key, (stored.revision, self._world(key)), guarded, name=stored.shown, report=report, narrow=(self._peer(stored),)
+            key,
+            (own, self._world()),
+            guarded,
+            name=stored.shown,
+            report=report,
+            narrow=(self._peer(stored), own),
+            is_costly=is_costly,
         )
 
-    def _world(self, key: ObjectKey) -> Hashable:
-        """Name what a claim's next step depends on beside itself: what is free, what it refers to, and whether a pod brings it along."""
-        return self._state.supply, self._state.shared_epoch, bool(self._consumers.waiting(key))
+    def _world(self) -> Hashable:
+        """Name what a claim's next step depends on beside itself: what is free, and what it refers to."""
+        return self._state.supply, self._state.shared_epoch
+
+    def _own(self, key: ObjectKey, stored: Stored) -> Hashable:
+        """Name what there is of a claim itself: its version, and whether a pod brings it along."""
+        return stored.revision, bool(self._consumers.waiting(key))
 
     def _peer(self, stored: Stored) -> Hashable:
         """Name what changes when there is a reason to ask a claim's silent node again: one such node must not keep all tasks."""
@@ -180,8 +186,6 @@ class ClaimReconciler:
 
         for key in self._finder.refusals.expire(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._queue.drop(key)
-            if isinstance(key, ObjectKey):
-                self._costly.drop(key)
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
         if object_parts(stored.value) != key._asdict():
@@ -302,12 +306,10 @@ class ClaimReconciler:
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
-        if is_cheap and self._costly.holds(key, stored.revision):
-            return None
         if any(self.commits.is_busy(mate) for mate, _ in self._state.mates(stored.claim)):
             return None  # on which node it gets its devices decides on this one's, and is being written
         members = self._together(key, stored)
-        world = self._world(key)
+        world = self._world()
         nodes = self._state.nodes_for(stored.claim)
         # A number for each node, and only a costly search's entry needs it.
         read = None if is_cheap else self._read(key)
@@ -317,14 +319,11 @@ class ClaimReconciler:
             return await self._begin(stored, next_attempts(node, members, outcome.results))
         refused = choice
         if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
-            self._costly.put(key, stored.revision)
-            return None
+            return Behind(self._own(key, stored))
         await self._finder.refresh(nodes, refused, members)
         reason, reasons = explain_nodes(nodes, refused)
         reported = await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
-        if not is_cheap:
-            self._costly.tried(key, reported.revision, read, now_s=self._runtime.clock.monotonic())
-        return Done((reported.revision, world))
+        return Done((self._own(key, reported), world)) if is_cheap else Behind(self._own(key, reported), read)
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
         """List the claims to be allocated at once: this one, and those of its pod that wait, too.

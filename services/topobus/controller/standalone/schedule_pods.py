@@ -24,7 +24,6 @@ from topobus.controller.standalone.allocate_claims import ClaimReconciler
 from topobus.controller.standalone.binding_conditions import BindingConditions
 from topobus.controller.standalone.clean_up_pods import PodCleanup, own_request
 from topobus.controller.standalone.node_filter import NodeFilter, is_held
-from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -49,7 +48,7 @@ from topobus.formats.kubernetes.objects import PLACEMENT_PROTECTION
 from topobus.formats.messages import catalogue
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.process.work_queue import Again, Done, Result, WorkQueue
+from topobus.process.work_queue import Again, Behind, Done, Result, WorkQueue
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import Owner, OwnerKind, PodRequest
@@ -95,7 +94,6 @@ class PodScheduler:
         self._cleanup = PodCleanup(state, self._writer, ledgers)
         self._planner = planner
         self._metrics = metrics
-        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self._nodes = nodes
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
@@ -104,41 +102,43 @@ class PodScheduler:
         """Advance every pod as far as it goes now."""
         for key in self._nodes.refused.expire(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
             self._queue.drop(key)
-            if isinstance(key, ObjectKey):
-                self._costly.drop(key)
         looked_at: set[Hashable] = set()
         for key, stored in self._state.claims_with_gone_users():
             looked_at.add(("users", key))
             drop = partial(self._cleanup.drop_gone_users, key, stored)
             await self._queue.run(("users", key), stored.revision, drop, name=stored.shown)
         for key, _ in self._consumers.pods:
-            pod = self._state.objects.get(key)
-            if pod is not None:
-                work = partial(self._reconcile, key, pod)
-                report = partial(self._report, key, pod)
-                looked_at.add(key)
-                await self._queue.run(key, (pod.revision, self._world(key)), work, name=pod.shown, report=report)
+            looked_at.add(key)
+            await self._bounded(key, is_cheap=True)
         self._queue.keep(looked_at)
 
     async def reconcile_costly(self) -> bool:
         """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
         spent = self._finder.spent
-        self._costly.keep(lambda key: key in self._state.objects)
-        for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+        for key in self._queue.behind([key for key, _ in self._consumers.pods], self._read):
             if self._finder.spent - spent > _ROUND_STEPS:
                 return True
-            stored, turn = self._state.objects[key], self._costly.turn_of(key)
-            work = partial(self._reconcile, key, stored, is_cheap=False)
-            report = partial(self._report, key, stored)
-            await self._queue.run(key, (stored.revision, self._world(key)), work, name=stored.shown, report=report)
-            if self._costly.turn_of(key) == turn:
-                self._costly.drop(key)  # it has its node, or waits for something else
+            await self._bounded(key, is_cheap=False)
         return False
+
+    async def _bounded(self, key: ObjectKey, *, is_cheap: bool) -> None:
+        """Advance one pod; what is wrong with it concerns no other."""
+        pod = self._state.objects.get(key)
+        if pod is not None:
+            await self._queue.run(
+                key,
+                (pod.revision, self._world(key)),
+                partial(self._reconcile, key, pod, is_cheap=is_cheap),
+                name=pod.shown,
+                report=partial(self._report, key, pod),
+                narrow=(pod.revision,),
+                is_costly=not is_cheap,
+            )
 
     @property
     def is_pausing(self) -> bool:
-        """Say whether a pod with costly claims, or one that a node refused, is due again by time alone."""
-        return self._nodes.refused.is_waiting or self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+        """Say whether a pod that a node refused is due again by time alone."""
+        return self._nodes.refused.is_waiting
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
@@ -161,7 +161,7 @@ class PodScheduler:
         stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         return stored is None or stored.pod.is_bound
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
         if not stored.uid:
             return None
         if stored.metadata.deletion_timestamp:
@@ -189,8 +189,6 @@ class PodScheduler:
         if waiting:
             await self._report_waiting(key, stored, "Unschedulable", waiting)
             return None
-        if is_cheap and self._costly.holds(key, stored.revision):
-            return None
         claims, world = self._claims_of(key), self._world(key)
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
         plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False)
@@ -209,16 +207,14 @@ class PodScheduler:
         freedoms = self._freedoms()
         looked = await self._nodes.filter_nodes(key, plan, stored.pod, wanted, placed, is_cheap=is_cheap)
         if looked is None:
-            self._costly.put(key, stored.revision)
-            return None
+            return Behind(stored.revision)
         fits, misses, is_silent = looked
         if not fits:
             reported = await self._no_fit(key, stored, plan, misses)
-            if not is_cheap:
-                # Pod and claims as they are now that they have been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
-                self._costly.tried(key, reported.revision, (self._claim_revisions(key), freedoms), now_s=self._runtime.clock.monotonic())
-            version = (reported.revision, world)
-            return Again(version=version) if is_silent else Done(version)
+            if is_silent:
+                return Again(version=(reported.revision, world))
+            # Claims as they are now that they have been told; what is free as it was before a long search, so that nothing freed meanwhile is missed.
+            return Done((reported.revision, world)) if is_cheap else Behind(reported.revision, (self._claim_revisions(key), freedoms))
         return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
 
     async def _take(
