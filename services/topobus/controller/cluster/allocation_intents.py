@@ -23,10 +23,10 @@ from topobus.controller.commit.commit_allocations import (
 )
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NODE_FAILED, NodeLedgers
+from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
-from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.values import DeviceId, GaveUp
@@ -61,7 +61,7 @@ class Intents:
         decisions: DecisionPublisher,
         metrics: ControllerMetrics,
     ) -> None:
-        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
+        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(clock, settings.retry_s)
         """Devices that nodes refused, by the pod's uid."""
         self._call_s = settings.cluster.call_s
         self._grace_s = settings.cluster.retry_s
@@ -231,7 +231,7 @@ class Intents:
     async def on_refused(self, plan: PodPlan, attempt: Attempt, refusal: Refusal) -> None:
         """Withdraw the attempts on a node that refuses, and exclude the devices for a while."""
         refused = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
-        self.refusals.add(plan.pod.uid, refused, summarize(refusal.reasons), now_s=self._clock.monotonic())
+        self.refusals.add(plan.pod.uid, refused, summarize(refusal.reasons))
         await self.withdraw(plan)
         for pod_claim in plan.pending:
             try:

@@ -109,11 +109,6 @@ class GatedPodQueue:
             self._touched.update(self._pending)
         return self._pending.keys()
 
-    def look_again(self, key: Key) -> None:
-        """Work on a pod in the next round, whatever came of it before."""
-        self._queue.drop(key)
-        self._touched.add(key)
-
     def release(self, key: Key) -> None:
         """End the work on a pod: it is looked at again in the next round, whatever came of it."""
         self._busy.discard(key)
@@ -169,7 +164,7 @@ class GatedPodQueue:
         """Look at a pod again after a while, or when something about it changes from now on."""
         return Again(version=self.versions_of(key)) if key in self._state.pods else None
 
-    def behind(self, key: Key) -> Result:
+    def behind_others(self, key: Key) -> Result:
         """Leave a pod that needs more than a short search, as it is now, until it is its turn."""
         return Behind(self.versions_of(key).own_versions) if key in self._state.pods else None
 

@@ -13,7 +13,8 @@ allocated elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -105,7 +106,7 @@ class GatedPodReconciler:
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
         keys = self._queue.pending_pods()
-        self._expire_refusals(keys)
+        self._intents.refusals.drop(lambda uid: self._state.gated_pods.pod_of(str(uid)) not in keys)
         if self._intents.drop_gone():
             self._turns.see_another()
         self._metrics.waiting.set(len(keys))
@@ -115,8 +116,7 @@ class GatedPodReconciler:
         if turn is not None:
             self._is_searching = True
             group.create_task(self._work(turn, is_cheap=False))
-        waits = (self._queue.wait_s(), self._settings.cluster.retry_s if self._intents.refusals.is_waiting else None)
-        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+        return self._queue.wait_s()
 
     async def _work(self, key: Key, *, is_cheap: bool) -> None:
         """Bring one pod as far as it goes now: with short searches, or whatever it costs, which only one at a time does and which takes no slot from the others."""
@@ -188,7 +188,7 @@ class GatedPodReconciler:
         elif done is Progress.LATER:
             return self._queue.later(key)
         elif done is Progress.COSTLY:
-            return self._queue.behind(key)
+            return self._queue.behind_others(key)
         return Progress.ON
 
     async def _wait_for_objects(self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]) -> Result:
@@ -228,7 +228,7 @@ class GatedPodReconciler:
             async with self._planning:
                 if key not in self._state.pods or self._queue.versions_of(key).own_versions != versions.own_versions:
                     # What was searched for is another by now; who changes a pod all the time has its turn behind the others each time.
-                    return self._queue.behind(key)
+                    return self._queue.behind_others(key)
                 if isinstance(chosen, NodeFit):
                     intents = self._intents.begin(plan, chosen, refused)
         if isinstance(chosen, NodeFit):
@@ -238,7 +238,7 @@ class GatedPodReconciler:
         if chosen is None:
             # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
             await self._intents.withdraw(plan, refused=refused)
-            return self._queue.behind(key)
+            return self._queue.behind_others(key)
         # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
         await self._intents.withdraw(plan)
         if chosen.blockers:
@@ -256,9 +256,12 @@ class GatedPodReconciler:
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later, and no change makes that sooner.
             return Again(self._settings.cluster.unschedulable_s, pod.uid)
+        wait_s, version = self._intents.refusals.wait_s([pod.uid]), versions
         outcomes = [miss.outcome for miss in chosen.misses]
         if any(isinstance(outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in outcome.reasons) for outcome in outcomes):
-            return Again(self._settings.cluster.unschedulable_s, self._queue.moved(versions))
+            wait_s, version = min(wait_s, self._settings.cluster.unschedulable_s), self._queue.moved(versions)
+        if wait_s < math.inf:
+            return Again(wait_s, version)
         # What is free as it was before a long search, so that nothing freed meanwhile is missed.
         return Done(versions) if is_cheap else Behind(versions.own_versions, freedoms)
 
@@ -333,11 +336,3 @@ class GatedPodReconciler:
         classes = self._state.classes
         wished = tuple(replace(claim, wishes=read_alignment_request(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
         return replace(plan, claims=wished)
-
-    def _expire_refusals(self, pending: Collection[Key]) -> None:
-        for uid in self._intents.refusals.expire(
-            now_s=self._clock.monotonic(), is_done=lambda uid: self._state.gated_pods.pod_of(str(uid)) not in pending
-        ):
-            pod = self._state.gated_pods.pod_of(str(uid))
-            if pod is not None:
-                self._queue.look_again(pod)

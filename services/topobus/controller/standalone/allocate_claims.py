@@ -7,6 +7,7 @@ compare-and-set is dropped, since the watch brings the newer object.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 
@@ -93,7 +94,7 @@ class ClaimReconciler:
     async def reconcile_all(self) -> None:
         """Advance every claim as far as it goes now."""
         await self._finder.warm()
-        self._expire_refusals()
+        self._finder.refusals.drop(self._is_served)
         self._advice_left = _MOST_ADVICE
         waiting = 0
         # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
@@ -120,11 +121,6 @@ class ClaimReconciler:
                 if stored is not None and not self.commits.is_busy(key):
                     await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False), is_costly=True)
         return False
-
-    @property
-    def is_pausing(self) -> bool:
-        """Say whether a claim that a node refused is due again by time alone."""
-        return self._finder.refusals.is_waiting
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
@@ -175,17 +171,10 @@ class ClaimReconciler:
         """Leave a claim whose peer was silent for a while."""
         self._queue.put(key, Again(version=self._peer(self._state.objects.get(key, stored))))
 
-    def _expire_refusals(self) -> None:
-        """Let refused devices be tried again when their time has come."""
-        stored = self._state.objects
-
-        def is_done(key: Hashable) -> bool:
-            claim = stored.get(key) if isinstance(key, ObjectKey) else None
-            # What is being taken back is on its way to be tried again.
-            return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
-
-        for key in self._finder.refusals.expire(now_s=self._runtime.clock.monotonic(), is_done=is_done):
-            self._queue.drop(key)
+    def _is_served(self, key: Hashable) -> bool:
+        """Say whether a claim is gone or has its devices; what is being taken back is on its way to be tried again."""
+        claim = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
+        return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
         if object_parts(stored.value) != key._asdict():
@@ -280,7 +269,7 @@ class ClaimReconciler:
         """Drop an attempt that its node refuses; the next round searches again."""
         key, stored, attempt = attempted.key, attempted.stored, attempted.attempt
         devices = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
-        self._finder.refusals.add(key, devices, summarize(refusal.reasons), now_s=self._runtime.clock.monotonic())
+        self._finder.refusals.add(key, devices, summarize(refusal.reasons))
         dropped = await self._writer.write(key, stored.revision, attempts.without_attempt(stored.value))
         if dropped is not None:
             await self.set_condition(key, dropped, "RefusedByNode", refusal.reasons)
@@ -323,7 +312,10 @@ class ClaimReconciler:
         await self._finder.refresh(nodes, refused, members)
         reason, reasons = explain_nodes(nodes, refused)
         reported = await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
-        return Done((self._own(key, reported), world)) if is_cheap else Behind(self._own(key, reported), read)
+        own, excluded_s = self._own(key, reported), self._finder.refusals.wait_s([each_member.key for each_member in members])
+        if excluded_s < math.inf:
+            return Again(excluded_s, (own, world))
+        return Done((own, world)) if is_cheap else Behind(own, read)
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
         """List the claims to be allocated at once: this one, and those of its pod that wait, too.

@@ -8,6 +8,7 @@ these were done, so any replica continues with the next.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
@@ -17,7 +18,6 @@ from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NodeLedgers
-from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.standalone.allocate_claims import ClaimReconciler
@@ -65,7 +65,6 @@ class PodScheduler:
 
     def __init__(
         self,
-        settings: ControllerSettings,
         runtime: Runtime,
         state: StandaloneState,
         finder: Allocator,
@@ -100,8 +99,7 @@ class PodScheduler:
 
     async def reconcile_all(self) -> None:
         """Advance every pod as far as it goes now."""
-        for key in self._nodes.refused.expire(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
-            self._queue.drop(key)
+        self._nodes.refused.drop(self._is_done)
         looked_at: set[Hashable] = set()
         for key, stored in self._state.claims_with_gone_users():
             looked_at.add(("users", key))
@@ -134,11 +132,6 @@ class PodScheduler:
                 narrow=(pod.revision,),
                 is_costly=not is_cheap,
             )
-
-    @property
-    def is_pausing(self) -> bool:
-        """Say whether a pod that a node refused is due again by time alone."""
-        return self._nodes.refused.is_waiting
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
@@ -213,6 +206,9 @@ class PodScheduler:
             reported = await self._no_fit(key, stored, plan, misses)
             if is_silent:
                 return Again(version=(reported.revision, world))
+            excluded_s = min(self._nodes.refused.wait_s([key]), self._finder.refusals.wait_s(self._claim_keys(key).values()))
+            if excluded_s < math.inf:
+                return Again(excluded_s, (reported.revision, world))
             # Claims as they are now that they have been told; what is free as it was before a long search, so that nothing freed meanwhile is missed.
             return Done((reported.revision, world)) if is_cheap else Behind(reported.revision, (self._claim_revisions(key), freedoms))
         return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
@@ -248,7 +244,7 @@ class PodScheduler:
                 return await self._bind(key, stored, node)
             why = summarize(answer.reasons)
             self._log.info("pod.refused", pod=stored.shown, node=node, why=why)
-            self._nodes.refused.add(key, [node], why, now_s=self._runtime.clock.monotonic())
+            self._nodes.refused.add(key, [node], why)
             misses.append(refusal_of(node, answer))
         retreated = await self._retreat(key, stored)
         if retreated is None:

@@ -92,7 +92,6 @@ class _Controller:
         nodes = NodeFilter(settings, runtime, self._state, finder, self._planner, self._consumers)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
         self._scheduler = PodScheduler(
-            settings,
             runtime,
             self._state,
             finder,
@@ -193,8 +192,6 @@ class _Controller:
             if has_more:
                 self._changed.set()
             waits = [queue.wait_s() for queue in self._queues]
-            if self._scheduler.is_pausing or self._claims.is_pausing:
-                waits.append(self._settings.retry_s)
             wait_s = min((due_s for due_s in waits if due_s is not None), default=None)
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
