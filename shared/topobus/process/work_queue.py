@@ -13,7 +13,8 @@ The queue starts no task and waits for nothing: its loop does, for a change or f
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -76,17 +77,11 @@ class _Entry:
     at_s: float = math.inf
     reason: Reason | None = None
     """Why the object is set aside."""
-    failures: int = 0
-    """How often its peer was silent in a row."""
-
-
-@dataclass(frozen=True)
-class _Costly:
-    turn: int
-    """Grows with every try of anybody: the lowest has waited longest."""
-    vain: int = 0
+    tries: int = 0
+    """How often in a row its peer was silent, or its costly work found nothing."""
+    turn: int = 0
+    """Where it needs costly work: grows with every try of anybody, so the lowest has waited longest."""
     read: Hashable = None
-    again_s: float = 0.0
 
 
 class WorkQueue:
@@ -113,7 +108,6 @@ class WorkQueue:
         self._failures = failures
         self._progress = progress
         self._entries: dict[Hashable, _Entry] = {}
-        self._costly: dict[Hashable, _Costly] = {}
         self._turn = 0
         self._logged: dict[Hashable, str] = {}
         self._log = get_logger()
@@ -121,7 +115,7 @@ class WorkQueue:
     def is_ready(self, key: Hashable, *versions: Hashable) -> bool:
         """Say whether an object is to be worked on now: it waits while what its last result named is one of these versions, and its time has not come."""
         entry = self._entries.get(key)
-        return entry is None or entry.version is None or entry.version not in versions or self._clock.monotonic() >= entry.at_s
+        return entry is None or entry.version is None or entry.version not in versions or self.is_due(key)
 
     def wait_s(self) -> float | None:
         """Say after how many seconds an object is due by time alone; None when none is.
@@ -129,37 +123,30 @@ class WorkQueue:
         An object that was due in this round and that its loop did not come to is due after `retry_s`.
         """
         now_s = self._clock.monotonic()
-        waits = [wait_s if wait_s > 0 else self._retry_s for entry in self._entries.values() if (wait_s := entry.at_s - now_s) < math.inf]
-        waits += [costly.again_s - now_s for costly in self._costly.values() if costly.again_s > now_s]
-        return min(waits, default=None)
+        timed = [entry for entry in self._entries.values() if entry.at_s < math.inf and (entry.at_s > now_s or not entry.turn)]
+        return min((entry.at_s - now_s if entry.at_s > now_s else self._retry_s for entry in timed), default=None)
 
     def is_due(self, key: Hashable) -> bool:
-        """Say whether an object's time has come."""
+        """Say whether the time of an object has come that needs no costly work."""
         entry = self._entries.get(key)
-        return entry is not None and self._clock.monotonic() >= entry.at_s
+        return entry is not None and not entry.turn and self._clock.monotonic() >= entry.at_s
 
     def behind(self, keys: Iterable[K], read_now: Callable[[K], Hashable]) -> list[K]:
         """List the objects that are due for costly work, the longest waiting first: never tried, or something that they read became free and their pause is over.
 
         Shapes: read_now — gives what the costly work on an object would read; asked only of an object whose pause is over.
         """
-        if not self._costly:
-            return []
         now_s = self._clock.monotonic()
-        waiting = [(costly, key) for key in keys if (costly := self._costly.get(key)) is not None]
-        due = [
-            (costly.turn, key)
-            for costly, key in waiting
-            if costly.read is None or (now_s >= costly.again_s and read_now(key) != costly.read)
-        ]
+        waiting = [(entry, key) for key in keys if (entry := self._entries.get(key)) is not None and entry.turn]
+        due = [(entry.turn, key) for entry, key in waiting if now_s >= entry.at_s and (entry.read is None or read_now(key) != entry.read)]
         return [key for _, key in sorted(due, key=lambda pair: pair[0])]
 
     def put(self, key: Hashable, result: Result) -> None:
         """Record what came of the work on an object."""
-        costly = self._costly.pop(key, None)
+        before = self._entries.get(key)
         if isinstance(result, Busy):
-            if costly is not None:
-                self._entries.pop(key)  # it had its turn: the work that goes on may not wait for another one
+            if before is not None and before.turn:
+                del self._entries[key]  # it had its turn: the work that goes on may not wait for another one
             return
         self._logged.pop(key, None)
         if isinstance(result, Done):
@@ -168,19 +155,15 @@ class WorkQueue:
             after_s = self._retry_s if result.after_s is None else result.after_s
             self._entries[key] = _Entry(result.version, self._clock.monotonic() + after_s)
         elif isinstance(result, Behind):
-            self._put_behind(key, result, costly)
+            self._turn += 1
+            tries = before.tries if before is not None and before.turn else 0
+            is_vain = result.read is not None
+            pause_s = min(self._retry_s * 2 ** min(tries, 16), _LONGEST_PAUSE_S) if is_vain else 0.0
+            self._entries[key] = _Entry(
+                result.version, self._clock.monotonic() + pause_s, tries=tries + 1 if is_vain else 0, turn=self._turn, read=result.read
+            )
         else:
             self._entries.pop(key, None)
-
-    def _put_behind(self, key: Hashable, result: Behind, costly: _Costly | None) -> None:
-        self._entries[key] = _Entry(result.version)
-        self._turn += 1
-        vain, again_s = 0, 0.0
-        if result.read is not None:
-            vain = costly.vain if costly is not None else 0
-            again_s = self._clock.monotonic() + min(self._retry_s * 2 ** min(vain, 16), _LONGEST_PAUSE_S)
-            vain += 1
-        self._costly[key] = _Costly(self._turn, vain, result.read, again_s)
 
     async def run(
         self,
@@ -235,21 +218,20 @@ class WorkQueue:
 
     def drop(self, key: Hashable) -> None:
         """Forget an object: it is gone, or is to be worked on in the next round whatever came of it."""
-        for notes in (self._entries, self._costly, self._logged):
-            notes.pop(key, None)
+        self._entries.pop(key, None)
+        self._logged.pop(key, None)
 
-    def keep(self, keys: Collection[Hashable]) -> None:
+    def keep(self, keys: AbstractSet[Hashable]) -> None:
         """Forget objects that are not among these. Call it once each round, with what the loop looks at: one that it passes over would stay due for ever."""
-        for key in (self._entries.keys() | self._logged.keys()) - set(keys):
+        for key in [key for key in (*self._entries, *self._logged) if key not in keys]:
             self.drop(key)
 
     def _wait(self, key: Hashable, version: Hashable) -> Again:
         """Have an object tried again after a while; what was logged of it stays."""
         entry = self._entries.get(key)
-        failures = entry.failures if entry is not None else 0
-        after_s = full_jitter(failures, least_s=self._retry_s, most_s=self._longest_s)
-        self._entries[key] = _Entry(version, self._clock.monotonic() + after_s, failures=failures + 1)
-        self._costly.pop(key, None)
+        tries = entry.tries if entry is not None and not entry.turn else 0
+        after_s = full_jitter(tries, least_s=self._retry_s, most_s=self._longest_s)
+        self._entries[key] = _Entry(version, self._clock.monotonic() + after_s, tries=tries + 1)
         return Again(after_s, version)
 
     async def _set_aside(
@@ -263,7 +245,6 @@ class WorkQueue:
                 self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
                 if is_peer_failure(unreported):
                     return self._wait(key, version)  # not set aside yet: the next round fails alike and reports again
-        self._costly.pop(key, None)
         self._entries[key] = _Entry(version, reason=reason)
         return Done(version)
 

@@ -181,7 +181,7 @@ async def test_queue_forgets_objects_that_are_gone() -> None:
     loop = Loop(TypeError("bad"))
     await loop.round()
 
-    loop.queue.keep(["b"])
+    loop.queue.keep({"b"})
     await loop.round()
 
     assert loop.runs == 2
@@ -379,7 +379,7 @@ def test_changed_object_is_new_and_one_that_is_gone_is_forgotten_when_its_work_w
     loop.queue.put("a", Behind(3))
     changed = loop.queue.behind(["a"], freed)
 
-    loop.queue.keep(())
+    loop.queue.keep(frozenset())
 
     assert (before, changed) == ([], ["a"])
     assert loop.queue.behind(["a"], freed) == []
