@@ -85,7 +85,7 @@ class ClaimReconciler:
         self._advice_left = _MOST_ADVICE
         self.commits = CommitTasks(settings.parallel_asks, wake)
         """The writes of decided claims, beside the rounds."""
-        self._turns = turns or ReplicaTurns(runtime.clock, "", settings.retry_s)
+        self._turns = turns or ReplicaTurns(runtime.clock, settings.retry_s)
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self.committer = AllocationCommitter(self._writer, ledgers, self._decisions, metrics)
         """Writes attempts and allocations."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import secrets
 
 from topobus.controller.bus_copies import BusCopies
 from topobus.controller.classic.drivers import ClassicDriverRunner
@@ -82,7 +81,7 @@ class _Controller:
             deallocation,
             self._queue("claims"),
             self._changed.set,
-            ReplicaTurns(runtime.clock, f"{runtime.node}/{secrets.token_hex(8)}", settings.retry_s),
+            ReplicaTurns(runtime.clock, settings.retry_s),
         )
         self._evictor = Evictor(runtime, self._state, deallocation, self._queue("evictions"))
         self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._queue("binding"))
