@@ -167,10 +167,6 @@ class ClaimReconciler:
         ledger = self._state.ledgers.get(attempt.node) if attempt is not None else None
         return stored.revision, (ledger.epoch, ledger.sequence) if ledger is not None else None
 
-    def _rest(self, key: ObjectKey, stored: Stored) -> None:
-        """Leave a claim whose peer was silent for a while."""
-        self._queue.put(key, Again(version=self._peer(self._state.objects.get(key, stored))))
-
     def _is_served(self, key: Hashable) -> bool:
         """Say whether a claim is gone or has its devices; what is being taken back is on its way to be tried again."""
         claim = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
@@ -227,16 +223,13 @@ class ClaimReconciler:
             # Conflict or silence: what is stored counts, and a write that takes effect later comes by the watch.
             for draft in drafts[len(group) :]:
                 self._state.restore(draft.key)
-        if isinstance(result, Again):
-            self._rest(drafts[0].key, stored)
-        elif len(group) < len(drafts):
+        if len(group) < len(drafts) and not isinstance(result, Again):
             self._turns.see_another()
         for attempted in group:
             await self._commit_bounded(attempted)
 
     async def _commit_bounded(self, attempted: Attempted) -> None:
-        if isinstance(await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted)), Again):
-            self._rest(attempted.key, attempted.stored)
+        await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted))
 
     async def _commit(self, _: ObjectKey, attempted: Attempted) -> None:
         await self.committer.commit([attempted], self)
