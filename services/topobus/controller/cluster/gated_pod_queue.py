@@ -160,6 +160,10 @@ class GatedPodQueue:
         """Record what came of the work on a pod."""
         self._queue.put(key, result)
 
+    def has_waited(self, key: Key, versions: PodVersions) -> bool:
+        """Say, within the work on a pod, whether it waited for a while at its own versions, whatever changed elsewhere."""
+        return self._queue.has_waited(key, versions.own_versions)
+
     def later(self, key: Key) -> Result:
         """Look at a pod again after a while, or when something about it changes from now on."""
         return Again(version=self.versions_of(key)) if key in self._state.pods else None

@@ -175,10 +175,10 @@ class GatedPodReconciler:
             return (self._left(pod, Stage.PLAN, versions) if is_first else None) or await self._begin(
                 key, pod, plan, versions, is_cheap=is_cheap
             )
+        if self._intents.are_anothers(intents) and not self._queue.has_waited(key, versions):
+            # A living replica gets its moment to commit them, or to write those that are missing, before others go on with them.
+            return Again(version=versions.own_versions)
         if len(intents) < len(plan.pending) or len({intent.attempt.node for intent in intents}) > 1:
-            if self._intents.are_anothers(intents):
-                # Or a living replica is between two of its writes: it gets its moment, as one does whose intents are whole.
-                return self._queue.later(key)
             # A crash came between two intents of one pod: they are made anew, together.
             await self._intents.withdraw(plan, intents)
             return Progress.ON
