@@ -1,13 +1,22 @@
-"""A keyed work queue: it decides when each object of a reconcile loop is looked at again, and keeps an error in one object's work from all others.
+"""A keyed work queue: it decides when each object of a reconcile loop is looked at again.
 
-Flows in: the work on one object with the version of its inputs, and its result. Flows out: whether to work on the object now, after how many seconds another object is due by
-time alone, and one log line, one count and one report for each failure. A failed object is set aside until its version changes, since the same work on the same input would
-fail again. A peer that does not answer is no failure of the object: its work is due again after a while, a random one that grows where the queue is to back off.
+Flows in: the work on one object with the version of its inputs, and its result. Flows out: whether
+to work on the object now, after how many seconds another object is due by time alone, and one log
+line, one count and one report for each failure. An error in one object's work concerns no other.
 
-Costly work comes after all other work of the loop, a part of it in each round, the longest waiting first. Work that found nothing is repeated only after something that it read
-became free, and after a pause that doubles with each vain try: else forty claims that cannot be served would cost a search each whenever one device is released.
+The result says when the object is due: `Done`, when its version is another; `Again`, after a while,
+too; `Behind`, when it is its turn for costly work; `Busy`, when work beside the loop has ended; None,
+in each round. A failed object is set aside until its version changes, since the same work on the same
+input would fail again. A peer that does not answer is no failure of the object: its work is due again
+after a random while, which grows with each failure where the queue is to back off.
 
-The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time comes from the clock that it is given.
+Costly work comes after all other work of the loop, a part of it in each round, the longest waiting
+first. Work that found nothing is repeated only after something that it read became free, and after a
+pause that doubles with each vain try: else forty claims that cannot be served would cost a search
+each whenever one device is released.
+
+The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time
+comes from the clock that it is given.
 """
 
 from __future__ import annotations
@@ -55,7 +64,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Behind:
-    """The object needs costly work, behind all others (`WorkQueue.behind`); other work on it has nothing to do before the version is another."""
+    """The object needs costly work, behind all others; other work does nothing at this version."""
 
     version: Hashable
     read: Hashable = None
@@ -87,8 +96,10 @@ class _Entry:
 class WorkQueue:
     """The objects of one loop.
 
-    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked again, at the latest; longest_s — up to which that doubles with each failure;
-    failures — counts failures, with the one label `loop`; progress — called before each object, so that a long pass does not look dead (`Heartbeat.turn`).
+    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked
+    again, at the latest; longest_s — up to which that doubles with each failure; failures — counts
+    failures, with the one label `loop`; progress — called before each object, so that a long pass does
+    not look dead (`Heartbeat.turn`).
     """
 
     def __init__(
@@ -113,7 +124,10 @@ class WorkQueue:
         self._log = get_logger()
 
     def is_ready(self, key: Hashable, *versions: Hashable) -> bool:
-        """Say whether an object is to be worked on now: it waits while what its last result named is one of these versions, and its time has not come."""
+        """Say whether an object is to be worked on now.
+
+        It waits while the version that its last result named is one of these, and its time has not come.
+        """
         entry = self._entries.get(key)
         return entry is None or entry.version is None or entry.version not in versions or self.is_due(key)
 
@@ -132,9 +146,10 @@ class WorkQueue:
         return entry is not None and not entry.turn and self._clock.monotonic() >= entry.at_s
 
     def behind(self, keys: Iterable[K], read_now: Callable[[K], Hashable]) -> list[K]:
-        """List the objects that are due for costly work, the longest waiting first: never tried, or something that they read became free and their pause is over.
+        """List the objects that are due for costly work, the longest waiting first.
 
-        Shapes: read_now — gives what the costly work on an object would read; asked only of an object whose pause is over.
+        Shapes: read_now — gives what the costly work on an object would read; asked only of an object
+        that was tried before and whose pause is over.
         """
         now_s = self._clock.monotonic()
         waiting = [(entry, key) for key in keys if (entry := self._entries.get(key)) is not None and entry.turn]
@@ -176,23 +191,27 @@ class WorkQueue:
         narrow: tuple[Hashable, ...] = (),
         is_costly: bool = False,
     ) -> Result:
-        """Do the work for one object, unless it is not to be worked on now, and record the result; gives Busy for an object that was not worked on.
+        """Do the work for one object, unless it is not to be worked on now, and record the result.
 
-        Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
-        reason into the object; it is called once a failure, and again when the write itself met a silent peer; narrow — versions that change with less, for results that wait for no more; the
-        first of them is what a silent peer's work waits for; is_costly — it is work for which the object was listed by `behind`.
+        Shapes: version — changes when anything changes that the work reads (the object's revision at
+        least); name — the object's, for the log; report — writes the reason into the object: it is called
+        once a failure, and again when the write itself met a silent peer; narrow — versions that change
+        with less, for results that wait for no more: the work of a silent peer waits for the first of
+        them, or for the next round where there are none; is_costly — it is work for which the object was
+        listed by `behind`; result — Busy for an object that was not worked on.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
         if not is_costly and not self.is_ready(key, version, *narrow):
             return Busy()
         self._progress()
+        peer_version = narrow[0] if narrow else None
         try:
             result = await work()
         except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
             if is_peer_failure(err):
                 self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
-                return self._wait(key, (*narrow, version)[0])
-            return await self._set_aside(key, version, err, name, report)
+                return self._wait(key, peer_version)
+            return await self._set_aside(key, version, peer_version, err, name, report)
         self.put(key, result)
         return result
 
@@ -207,7 +226,10 @@ class WorkQueue:
                 self.put(key, None)
 
     def has_waited(self, key: Hashable, version: Hashable) -> bool:
-        """Say, within an object's work, whether it is due by time alone: its last result asked for that at this version."""
+        """Say, within an object's work, whether that is due by time alone, or by its turn.
+
+        Its last result has asked for that at this version.
+        """
         entry = self._entries.get(key)
         return entry is not None and entry.version == version and entry.at_s < math.inf
 
@@ -222,7 +244,10 @@ class WorkQueue:
         self._logged.pop(key, None)
 
     def keep(self, keys: AbstractSet[Hashable]) -> None:
-        """Forget objects that are not among these. Call it once each round, with what the loop looks at: one that it passes over would stay due for ever."""
+        """Forget objects that are not among these.
+
+        Call it once each round, with what the loop looks at: one that it passes over would stay due for ever.
+        """
         for key in [key for key in (*self._entries, *self._logged) if key not in keys]:
             self.drop(key)
 
@@ -235,7 +260,13 @@ class WorkQueue:
         return Again(after_s, version)
 
     async def _set_aside(
-        self, key: Hashable, version: Hashable, err: Exception, name: str, report: Callable[[Reason], Awaitable[object]] | None
+        self,
+        key: Hashable,
+        version: Hashable,
+        peer_version: Hashable,
+        err: Exception,
+        name: str,
+        report: Callable[[Reason], Awaitable[object]] | None,
     ) -> Result:
         reason = self._failed(key, err, name)
         if report is not None:
@@ -244,7 +275,7 @@ class WorkQueue:
             except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; one that cannot even be told is logged
                 self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
                 if is_peer_failure(unreported):
-                    return self._wait(key, version)  # not set aside yet: the next round fails alike and reports again
+                    return self._wait(key, peer_version)  # not set aside yet: the next round fails alike and reports again
         self._entries[key] = _Entry(version, reason=reason)
         return Done(version)
 

@@ -98,17 +98,14 @@ async def test_queue_lets_the_neighbour_go_on_when_one_object_fails() -> None:
     ids=lambda error: type(error).__name__,
 )
 async def test_queue_asks_for_another_try_when_only_a_peer_failed(error: Exception) -> None:
-    """A silent peer is not the object's fault: it is tried again after a while, and nothing is reported or counted."""
+    """A silent peer is not the object's fault: it is tried again, after a while at the latest, and nothing is reported or counted."""
     loop = Loop(error)
-    wait_s = await loop.round()
-    early = await loop.round()
-    loop.clock.advance(RETRY_S)
 
-    later = await loop.round()
+    wait_s, after = await loop.round(), await loop.round()
 
-    assert wait_s == early is not None
+    assert wait_s is not None
     assert RETRY_S / 2 <= wait_s <= RETRY_S
-    assert (later, loop.runs) == (None, 2)
+    assert (after, loop.runs) == (None, 2)
     assert (loop.reports, loop.failures) == ([], 0)
 
 
@@ -144,10 +141,7 @@ async def test_queue_reports_again_when_the_report_met_a_silent_peer() -> None:
     loop = Loop(TypeError("bad"), TypeError("bad"))
     loop.report_errors = [PeerUnavailable("the write was not confirmed")]
 
-    answers = []
-    for _ in range(3):
-        answers.append(await loop.round())
-        loop.clock.advance(RETRY_S)
+    answers = [await loop.round(), await loop.round(), await loop.round()]
 
     assert [answer is None for answer in answers] == [False, True, True]
     assert loop.runs == 2
