@@ -103,7 +103,7 @@ def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> Non
     _put(state, pod("p"), 5)
     _put(state, pod("q", gates=(), nodeName="n1"), 5)
     _round(queue)
-    queue.put(P, Again(100.0, queue.moved(queue.versions_of(P))))
+    queue.put(P, Again(100.0, queue.versions_of(P).with_moves))
 
     before = _take(queue), queue.wait_s()
     state.drop("Pod", ("default", "q"))
@@ -111,6 +111,22 @@ def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> Non
     clock.advance(5)
 
     assert (before, moved, _take(queue)) == (([], 100.0), ([], 5.0), [P])
+
+
+def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_looked_at() -> None:
+    """What it waits for is how it was when the look began: a pod that went since then may have been in its way."""
+    state, queue, clock = _queue("p")
+    _put(state, pod("q", gates=(), nodeName="n1"), 5)
+    _take(queue)
+    versions = queue.versions_of(P)
+    state.drop("Pod", Q)
+    clock.advance(5)
+    _take(queue)
+
+    queue.put(P, Again(100.0, versions.with_moves))
+    queue.release(P)
+
+    assert _take(queue) == [P]
 
 
 def test_queue_gives_the_pod_whose_volume_claim_changed() -> None:

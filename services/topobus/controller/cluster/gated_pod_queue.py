@@ -6,7 +6,7 @@ Flows in: the copy of the cluster, and the results of `GatedPodReconciler`. Flow
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from prometheus_client import Counter
 
@@ -35,13 +35,18 @@ class PodVersions:
     supply: Hashable
     volumes: Hashable = ()
     """What its volumes depend on."""
-    moves: int | None = None
-    """How often pods had come to nodes or gone, for a pod that others keep off."""
+    moves: int = field(default=0, compare=False)
+    """How often pods had come to nodes or gone, as of some seconds ago at most."""
 
     @property
     def own_versions(self) -> Hashable:
         """Give the versions of the pod and its claims alone."""
         return self.pod, self.claims
+
+    @property
+    def with_moves(self) -> Hashable:
+        """Give versions that change with the pods on nodes, too, for a pod that others keep off."""
+        return self, self.moves
 
 
 @dataclass
@@ -172,10 +177,6 @@ class GatedPodQueue:
         """Leave a pod that needs more than a short search, as it is now, until it is its turn."""
         return Behind(self.versions_of(key).own_versions) if key in self._state.pods else None
 
-    def moved(self, versions: PodVersions) -> PodVersions:
-        """Give versions that change also with the pods on nodes, some seconds after one came or went."""
-        return replace(versions, moves=self._moves)
-
     def waiting(self, key: Key) -> Waiting:
         """Give the notes on a pod's waits; those on a pod that is gone are nobody's."""
         return self._pending.get(key) or Waiting("")
@@ -203,12 +204,13 @@ class GatedPodQueue:
         pod = self._state.pods[key]
         claims = [self._state.claims.get(claim) for claim in self._state.claims_of(key)]
         versions = tuple((claim.uid, claim.revision) for claim in claims if claim is not None)
-        return PodVersions(pod.revision, versions, (self._state.supply, len(self._state.classes)), self._state.volumes.version_for(key))
+        supply = (self._state.supply, len(self._state.classes))
+        return PodVersions(pod.revision, versions, supply, self._state.volumes.version_for(key), self._moves)
 
     def _versions(self, key: Key) -> tuple[Hashable, ...]:
         """Give all that a pod's result may wait for: all its versions, those of itself and its claims, all with the pods on nodes, and its uid, which never changes."""
         versions = self.versions_of(key)
-        return versions, versions.own_versions, self.moved(versions), self._state.pods[key].uid
+        return versions, versions.own_versions, versions.with_moves, self._state.pods[key].uid
 
     def is_live(self, key: Key, note: Attempt) -> bool:
         """Say whether the pod of an intent is still there to make it true."""

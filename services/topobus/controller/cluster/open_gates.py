@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -199,7 +199,7 @@ class GatedPodReconciler:
             return self._queue.later(key)
         versions = replace(versions, pod=await self._report(key, pod, reason, reasons))
         if any(each_reason.code == VOLUME_IN_USE for each_reason in reasons):
-            return Again(self._settings.cluster.unschedulable_s, self._queue.moved(versions))
+            return Again(self._settings.cluster.unschedulable_s, versions.with_moves)
         return Done(versions)
 
     def _left(self, pod: Stored, stage: Stage, versions: PodVersions) -> Again | None:
@@ -256,10 +256,11 @@ class GatedPodReconciler:
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later, and no change makes that sooner.
             return Again(self._settings.cluster.unschedulable_s, pod.uid)
-        wait_s, version = self._intents.refusals.wait_s([pod.uid]), versions
+        version: Hashable = versions
+        wait_s = self._intents.refusals.wait_s([pod.uid])
         outcomes = [miss.outcome for miss in chosen.misses]
         if any(isinstance(outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in outcome.reasons) for outcome in outcomes):
-            wait_s, version = min(wait_s, self._settings.cluster.unschedulable_s), self._queue.moved(versions)
+            wait_s, version = min(wait_s, self._settings.cluster.unschedulable_s), versions.with_moves
         if wait_s < math.inf:
             return Again(wait_s, version)
         # What is free as it was before a long search, so that nothing freed meanwhile is missed.
