@@ -11,9 +11,10 @@ from topobus.controller.state.cluster.changed_pods import ChangedPods
 from topobus.engine.claims.attempts import Attempt, with_attempt
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
-from topobus.process.work_queue import Again, Done
+from topobus.process.work_queue import Again, Done, Result
 from topobus.testing.clock import ManualClock
 from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.outcome import Reason
 from topobus.values.request import Owner, OwnerKind
 
 P, Q = ("default", "p"), ("default", "q")
@@ -39,55 +40,67 @@ def _take(queue: GatedPodQueue) -> list[tuple[str, str]]:
     return queue.take_ready()
 
 
-def _round(queue: GatedPodQueue) -> list[tuple[str, str]]:
+async def _end(queue: GatedPodQueue, key: tuple[str, str], result: Result) -> None:
+    """Do work on a pod that has this result, whatever came of it before."""
+
+    async def work() -> Result:
+        return result
+
+    async def report(reason: Reason) -> None:
+        raise AssertionError(reason)
+
+    await queue.run(key, work, report, is_costly=True)
+
+
+async def _round(queue: GatedPodQueue) -> list[tuple[str, str]]:
     """Take a round's pods, and end the work on them at once with nothing to do until something changes."""
     ready = _take(queue)
     for key in ready:
-        queue.put(key, Done(queue.versions_of(key)))
+        await _end(queue, key, Done(queue.versions_of(key)))
         queue.release(key)
     return ready
 
 
-def test_queue_gives_only_the_pod_whose_claim_changed() -> None:
+async def test_queue_gives_only_the_pod_whose_claim_changed() -> None:
     """After all pods were looked at, a new version of one's claim makes that one ready and no other."""
     state, queue, _ = _queue("p", "q")
-    first = [_round(queue), _round(queue)]
+    first = [await _round(queue), await _round(queue)]
 
     _put(state, claim("c-q"), 3, labels={"new": "label"})
 
     assert first == [[P, Q], []]
-    assert _round(queue) == [Q]
+    assert await _round(queue) == [Q]
 
 
-def test_queue_gives_all_waiting_pods_when_something_became_free() -> None:
+async def test_queue_gives_all_waiting_pods_when_something_became_free() -> None:
     """What a pod waits for may be there now."""
     state, queue, _ = _queue("p", "q")
-    _round(queue)
+    await _round(queue)
 
     _put(state, slice_of("n1", 2), 4)
 
-    assert _round(queue) == [P, Q]
-    assert _round(queue) == []
+    assert await _round(queue) == [P, Q]
+    assert await _round(queue) == []
 
 
-def test_queue_gives_no_pod_when_a_ledger_only_takes_devices() -> None:
+async def test_queue_gives_no_pod_when_a_ledger_only_takes_devices() -> None:
     """A node's first ledger frees nothing, and neither does one that holds more: nobody looks again. One that holds less lets all look."""
     state, queue, _ = _queue("p")
-    _round(queue)
+    await _round(queue)
     held = Allocation(owner=Owner(kind=OwnerKind.POD, name="x", uid="x"), holdings=(Holding(devices={"gpu": ("gpu-0",)}),))
     rounds = []
     for allocations in ({}, {"x": held}, {}):
         state.put_ledger(Ledger(node="n1", allocations=allocations))
-        rounds.append(_round(queue))
+        rounds.append(await _round(queue))
 
     assert rounds == [[], [], [P]]
 
 
-def test_queue_gives_a_pod_again_when_its_time_has_come() -> None:
+async def test_queue_gives_a_pod_again_when_its_time_has_come() -> None:
     """A pod that waits for time alone is told of by the seconds left, and ready after them."""
     _, queue, clock = _queue("p")
-    _round(queue)
-    queue.put(P, Again(5.0, "p"))
+    await _round(queue)
+    await _end(queue, P, Again(5.0, "p"))
     before = _take(queue), queue.wait_s()
 
     clock.advance(5.0)
@@ -96,14 +109,14 @@ def test_queue_gives_a_pod_again_when_its_time_has_come() -> None:
     assert _take(queue) == [P]
 
 
-def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> None:
+async def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> None:
     """Of its hundred seconds it waits five after a pod went: pods come and go all the time, and each look costs."""
     state, clock = ApiServerState(), ManualClock()
     queue = GatedPodQueue(clock, state, 1.0)
     _put(state, pod("p"), 5)
     _put(state, pod("q", gates=(), nodeName="n1"), 5)
-    _round(queue)
-    queue.put(P, Again(100.0, queue.versions_of(P).with_moves))
+    await _round(queue)
+    await _end(queue, P, Again(100.0, queue.versions_of(P).with_moves))
 
     before = _take(queue), queue.wait_s()
     state.drop("Pod", ("default", "q"))
@@ -113,7 +126,7 @@ def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> Non
     assert (before, moved, _take(queue)) == (([], 100.0), ([], 5.0), [P])
 
 
-def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_looked_at() -> None:
+async def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_looked_at() -> None:
     """What it waits for is how it was when the look began: a pod that went since then may have been in its way."""
     state, queue, clock = _queue("p")
     _put(state, pod("q", gates=(), nodeName="n1"), 5)
@@ -123,25 +136,25 @@ def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_looked_at(
     clock.advance(5)
     _take(queue)
 
-    queue.put(P, Again(100.0, versions.with_moves))
+    await _end(queue, P, Again(100.0, versions.with_moves))
     queue.release(P)
 
     assert _take(queue) == [P]
 
 
-def test_queue_gives_the_pod_whose_volume_claim_changed() -> None:
+async def test_queue_gives_the_pod_whose_volume_claim_changed() -> None:
     """What a pod's volumes depend on is looked at like its claims for devices; a pod without volumes takes no notice."""
     state, queue, _ = _queue("p")
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
     _put(state, pod("q", volumes=[volume]), 5)
-    _round(queue)
+    await _round(queue)
     metadata = {"name": "data", "namespace": "default", "resourceVersion": "7"}
     state.put("PersistentVolumeClaim", "v1", {"metadata": metadata, "spec": {"volumeName": "v1"}, "status": {"phase": "Bound"}})
-    changed = _round(queue)
+    changed = await _round(queue)
     state.drop("PersistentVolumeClaim", ("default", "data"))
 
     assert changed == [Q]
-    assert _round(queue) == [Q]
+    assert await _round(queue) == [Q]
 
 
 def test_queue_gives_no_pod_twice_while_it_is_worked_on() -> None:
@@ -157,14 +170,14 @@ def test_queue_gives_no_pod_twice_while_it_is_worked_on() -> None:
     assert _take(queue) == [P]
 
 
-def test_queue_forgets_a_pod_that_is_gone_also_when_it_was_worked_on() -> None:
+async def test_queue_forgets_a_pod_that_is_gone_also_when_it_was_worked_on() -> None:
     """Nothing is kept of pods that went: not what was seen of them, and not when they were told."""
     state, queue, _ = _queue("p")
     _take(queue)
+    queue.waiting(P).tell(0.0, 5.0)
+    await _end(queue, P, Again(5.0, "p"))
     state.drop("Pod", P)
     _take(queue)
-    queue.put(P, Again(5.0, "p"))  # what the work leaves behind
-    queue.waiting(P).tell(0.0, 5.0)
 
     queue.release(P)
 
@@ -172,15 +185,15 @@ def test_queue_forgets_a_pod_that_is_gone_also_when_it_was_worked_on() -> None:
     assert (queue.wait_s(), queue.waiting(P)) == (None, Waiting(""))
 
 
-def test_queue_knows_a_pod_of_the_same_name_as_another_one() -> None:
+async def test_queue_knows_a_pod_of_the_same_name_as_another_one() -> None:
     """What was learned of a pod does not hold for the next one of its name."""
     state, queue, _ = _queue("p")
-    _round(queue)
+    await _round(queue)
     state.drop("Pod", P)
 
     _put(state, pod("p", "c-p"), 5, uid="other")
 
-    assert _round(queue) == [P]
+    assert await _round(queue) == [P]
     assert queue.waiting(P).uid == "other"
 
 

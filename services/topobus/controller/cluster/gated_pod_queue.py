@@ -161,10 +161,6 @@ class GatedPodQueue:
             version, *narrow = self._versions(key)
             await self._queue.run(key, version, work, name=pod.shown, report=report, narrow=tuple(narrow), is_costly=is_costly)
 
-    def put(self, key: Key, result: Result) -> None:
-        """Record what came of the work on a pod."""
-        self._queue.put(key, result)
-
     def has_waited(self, key: Key, versions: PodVersions) -> bool:
         """Say, within the work on a pod, whether it waited for a while at its own versions, whatever changed elsewhere."""
         return self._queue.has_waited(key, versions.own_versions)
