@@ -333,3 +333,18 @@ async def test_pod_moves_as_a_whole_when_its_second_claim_was_overtaken_after_a_
 
     assert home.devices("a") + home.devices("b") == ["n2-gpu-0", "n2-gpu-1"]
     assert home.devices("theirs") == ["n1-gpu-1"]
+
+
+async def test_pod_that_costs_a_long_search_is_served_when_the_replica_died_after_its_intent(home: ClusterHome) -> None:
+    """The next replica leaves the intent to its writer for a moment, and makes it true when it is the pod's turn for a long search."""
+    ten = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+    costly = claim("a")
+    (request,) = costly["spec"]["devices"]["requests"]
+    request["exactly"]["selectors"] = [{"cel": {"expression": f"{ten}.all(a, {ten}.all(b, {ten}.all(c, a > 0)))"}}]
+    home.put(costly, pod("p", "a"))
+    assert await _die_at(home, 1, is_after=True)
+
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert home.devices("a") == ["n1-gpu-0"]

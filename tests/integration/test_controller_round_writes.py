@@ -70,7 +70,7 @@ async def test_devices_are_anothers_when_their_decision_could_not_be_written(bus
         bus, Fates(lambda step: Delayed(delete) if step.operation == "compare_and_set" and step.parts.get("name") == "a" else None)
     )
     clock = ManualClock()
-    reconciler = node.reconciler(overtaken, ReplicaTurns(clock, "replica", grace_s=2.0))
+    reconciler = node.reconciler(overtaken, ReplicaTurns(clock, grace_s=2.0))
     await reconciler.reconcile_all()
     refused = node.state.objects[single].value.status["conditions"][0]["reason"]
     node.state.drop_object(all_eight)
@@ -102,7 +102,7 @@ async def test_claim_is_left_to_another_replica_for_its_turn_when_one_is_at_work
     node = await _Node.start(bus, topologies)
     key = await store(bus, node.state, _wanting("a", 1))
     clock = ManualClock()
-    turns = ReplicaTurns(clock, "replica", grace_s=2.0)
+    turns = ReplicaTurns(clock, grace_s=2.0)
     turns.see_another()
     reconciler = node.reconciler(bus, turns)
     await reconciler.reconcile_all()
@@ -124,7 +124,7 @@ async def test_lost_write_shows_another_replica(bus: Bus, topologies: AsyncExitS
         await bus.put(OBJECT, _wanting("a", 2), **key._asdict())
 
     overtaken = FatedBus(bus, Fates(lambda step: Delayed(write_first) if step.operation == "compare_and_set" else None))
-    turns = ReplicaTurns(ManualClock(), "replica", grace_s=2.0)
+    turns = ReplicaTurns(ManualClock(), grace_s=2.0)
     before = turns.wait_s("uid", Stage.PLAN)
     reconciler = node.reconciler(overtaken, turns)
 

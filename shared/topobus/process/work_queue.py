@@ -1,29 +1,48 @@
-"""A keyed work queue: it decides when each object of a reconcile loop is looked at again, and keeps an error in one object's work from all others.
+"""A keyed work queue: it decides when each object of a reconcile loop is looked at again.
 
-Flows in: the work on one object with the version of its inputs, and its result. Flows out: whether to work on the object now, after how many seconds another object is due by
-time alone, and one log line, one count and one report for each failure. A failed object is set aside until its version changes, since the same work on the same input would
-fail again. A peer that does not answer is no failure of the object: its work is due again after a while.
+Flows in: the work on one object with the version of its inputs, and its result. Flows out: whether
+to work on the object now, after how many seconds another object is due by time alone, and one log
+line, one count and one report for each failure. An error in one object's work concerns no other.
 
-The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time comes from the clock that it is given.
+The result says when the object is due: `Done`, when its version is another; `Again`, after a while,
+too; `Behind`, when it is its turn for costly work; `Busy`, when work beside the loop has ended; None,
+in each round. A failed object is set aside until its version changes, since the same work on the same
+input would fail again. A peer that does not answer is no failure of the object: its work is due again
+after a random while, which grows with each failure where the queue is to back off.
+
+Costly work comes after all other work of the loop, a part of it in each round, the longest waiting
+first. Work that found nothing is repeated only after something that it read became free, and after a
+pause that doubles with each vain try: else forty claims that cannot be served would cost a search
+each whenever one device is released.
+
+The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time
+comes from the clock that it is given.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import Counter
 
+from topobus.process.backoff import full_jitter
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.values.outcome import Reason
 
-__all__ = ["Again", "Busy", "Done", "Result", "WorkQueue", "flatten", "is_peer_failure"]
+__all__ = ["Again", "Behind", "Busy", "Done", "Result", "WorkQueue", "flatten", "is_peer_failure"]
 
 # A message becomes a condition, an event and a log line: long enough for a path and two values.
 _MAX_MESSAGE = 1000
+# Costly work that found nothing is repeated at least so often once something is free again.
+_LONGEST_PAUSE_S = 60.0
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -44,11 +63,20 @@ class Again:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """The object needs costly work, behind all others; other work does nothing at this version."""
+
+    version: Hashable
+    read: Hashable = None
+    """What costly work that found nothing has read and may be freed; None: it was not tried yet."""
+
+
+@dataclass(frozen=True)
 class Busy:
     """Work on the object goes on beside the loop: what the queue holds of the object stays until that work has its own result."""
 
 
-Result = Done | Again | Busy | None
+Result = Done | Again | Behind | Busy | None
 """What came of the work on an object; None: the object is looked at in each round of its loop."""
 
 
@@ -58,31 +86,50 @@ class _Entry:
     at_s: float = math.inf
     reason: Reason | None = None
     """Why the object is set aside."""
+    tries: int = 0
+    """How often in a row its peer was silent, or its costly work found nothing."""
+    turn: int = 0
+    """Where it needs costly work: grows with every try of anybody, so the lowest has waited longest."""
+    read: Hashable = None
 
 
 class WorkQueue:
     """The objects of one loop.
 
-    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked again; failures — counts failures, with the one label `loop`; progress —
-    called before each object, so that a long pass does not look dead (`Heartbeat.turn`).
+    Args: loop — the loop's name, a label of the metric; retry_s — after which a silent peer is asked
+    again, at the latest; longest_s — up to which that doubles with each failure; failures — counts
+    failures, with the one label `loop`; progress — called before each object, so that a long pass does
+    not look dead (`Heartbeat.turn`).
     """
 
     def __init__(
-        self, loop: str, clock: Clock, retry_s: float, *, failures: Counter | None = None, progress: Callable[[], None] = lambda: None
+        self,
+        loop: str,
+        clock: Clock,
+        retry_s: float,
+        *,
+        longest_s: float = 0.0,
+        failures: Counter | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._retry_s = retry_s
+        self._longest_s = max(longest_s, retry_s)
         self._failures = failures
         self._progress = progress
         self._entries: dict[Hashable, _Entry] = {}
+        self._turn = 0
         self._logged: dict[Hashable, str] = {}
         self._log = get_logger()
 
-    def is_ready(self, key: Hashable, version: Hashable) -> bool:
-        """Say whether an object is to be worked on now."""
+    def is_ready(self, key: Hashable, *versions: Hashable) -> bool:
+        """Say whether an object is to be worked on now.
+
+        It waits while the version that its last result named is one of these, and its time has not come.
+        """
         entry = self._entries.get(key)
-        return entry is None or entry.version is None or entry.version != version or self._clock.monotonic() >= entry.at_s
+        return entry is None or entry.version is None or entry.version not in versions or self.is_due(key)
 
     def wait_s(self) -> float | None:
         """Say after how many seconds an object is due by time alone; None when none is.
@@ -90,12 +137,31 @@ class WorkQueue:
         An object that was due in this round and that its loop did not come to is due after `retry_s`.
         """
         now_s = self._clock.monotonic()
-        waits = [entry.at_s - now_s for entry in self._entries.values() if entry.at_s < math.inf]
-        return min((wait_s if wait_s > 0 else self._retry_s for wait_s in waits), default=None)
+        timed = [entry for entry in self._entries.values() if entry.at_s < math.inf and (entry.at_s > now_s or not entry.turn)]
+        return min((entry.at_s - now_s if entry.at_s > now_s else self._retry_s for entry in timed), default=None)
+
+    def is_due(self, key: Hashable) -> bool:
+        """Say whether the time of an object has come that needs no costly work."""
+        entry = self._entries.get(key)
+        return entry is not None and not entry.turn and self._clock.monotonic() >= entry.at_s
+
+    def behind(self, keys: Iterable[K], read_now: Callable[[K], Hashable]) -> list[K]:
+        """List the objects that are due for costly work, the longest waiting first.
+
+        Shapes: read_now — gives what the costly work on an object would read; asked only of an object
+        that was tried before and whose pause is over.
+        """
+        now_s = self._clock.monotonic()
+        waiting = [(entry, key) for key in keys if (entry := self._entries.get(key)) is not None and entry.turn]
+        due = [(entry.turn, key) for entry, key in waiting if now_s >= entry.at_s and (entry.read is None or read_now(key) != entry.read)]
+        return [key for _, key in sorted(due, key=lambda pair: pair[0])]
 
     def put(self, key: Hashable, result: Result) -> None:
         """Record what came of the work on an object."""
+        before = self._entries.get(key)
         if isinstance(result, Busy):
+            if before is not None and before.turn:
+                del self._entries[key]  # it had its turn: the work that goes on may not wait for another one
             return
         self._logged.pop(key, None)
         if isinstance(result, Done):
@@ -103,6 +169,14 @@ class WorkQueue:
         elif isinstance(result, Again):
             after_s = self._retry_s if result.after_s is None else result.after_s
             self._entries[key] = _Entry(result.version, self._clock.monotonic() + after_s)
+        elif isinstance(result, Behind):
+            self._turn += 1
+            tries = before.tries if before is not None and before.turn else 0
+            is_vain = result.read is not None
+            pause_s = min(self._retry_s * 2 ** min(tries, 16), _LONGEST_PAUSE_S) if is_vain else 0.0
+            self._entries[key] = _Entry(
+                result.version, self._clock.monotonic() + pause_s, tries=tries + 1 if is_vain else 0, turn=self._turn, read=result.read
+            )
         else:
             self._entries.pop(key, None)
 
@@ -114,23 +188,30 @@ class WorkQueue:
         *,
         name: str,
         report: Callable[[Reason], Awaitable[object]] | None = None,
+        narrow: tuple[Hashable, ...] = (),
+        is_costly: bool = False,
     ) -> Result:
-        """Do the work for one object, unless it is not to be worked on now, and record the result; gives Busy for an object that was not worked on.
+        """Do the work for one object, unless it is not to be worked on now, and record the result.
 
-        Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
-        reason into the object; it is called once a failure, and again when the write itself met a silent peer.
+        Shapes: version — changes when anything changes that the work reads (the object's revision at
+        least); name — the object's, for the log; report — writes the reason into the object: it is called
+        once a failure, and again when the write itself met a silent peer; narrow — versions that change
+        with less, for results that wait for no more: the work of a silent peer waits for the first of
+        them, or for the next round where there are none; is_costly — it is work for which the object was
+        listed by `behind`; result — Busy for an object that was not worked on.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
-        if not self.is_ready(key, version):
+        if not is_costly and not self.is_ready(key, version, *narrow):
             return Busy()
         self._progress()
+        peer_version = narrow[0] if narrow else None
         try:
             result = await work()
         except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
             if is_peer_failure(err):
                 self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
-                return self._wait(key)
-            return await self._set_aside(key, version, err, name, report)
+                return self._wait(key, peer_version)
+            return await self._set_aside(key, version, peer_version, err, name, report)
         self.put(key, result)
         return result
 
@@ -144,6 +225,14 @@ class WorkQueue:
             else:
                 self.put(key, None)
 
+    def has_waited(self, key: Hashable, version: Hashable) -> bool:
+        """Say, within an object's work, whether that is due by time alone, or by its turn.
+
+        Its last result has asked for that at this version.
+        """
+        entry = self._entries.get(key)
+        return entry is not None and entry.version == version and entry.at_s < math.inf
+
     def reason(self, key: Hashable) -> Reason | None:
         """Say why an object is set aside; None for one that is not."""
         entry = self._entries.get(key)
@@ -154,18 +243,30 @@ class WorkQueue:
         self._entries.pop(key, None)
         self._logged.pop(key, None)
 
-    def keep(self, keys: Collection[Hashable]) -> None:
-        """Forget objects that are not among these. Call it once each round, with what the loop looks at: one that it passes over would stay due for ever."""
-        for key in (self._entries.keys() | self._logged.keys()) - set(keys):
+    def keep(self, keys: AbstractSet[Hashable]) -> None:
+        """Forget objects that are not among these.
+
+        Call it once each round, with what the loop looks at: one that it passes over would stay due for ever.
+        """
+        for key in [key for key in (*self._entries, *self._logged) if key not in keys]:
             self.drop(key)
 
-    def _wait(self, key: Hashable) -> Again:
+    def _wait(self, key: Hashable, version: Hashable) -> Again:
         """Have an object tried again after a while; what was logged of it stays."""
-        self._entries[key] = _Entry(None, self._clock.monotonic() + self._retry_s)
-        return Again()
+        entry = self._entries.get(key)
+        tries = entry.tries if entry is not None and not entry.turn else 0
+        after_s = full_jitter(tries, least_s=self._retry_s, most_s=self._longest_s)
+        self._entries[key] = _Entry(version, self._clock.monotonic() + after_s, tries=tries + 1)
+        return Again(after_s, version)
 
     async def _set_aside(
-        self, key: Hashable, version: Hashable, err: Exception, name: str, report: Callable[[Reason], Awaitable[object]] | None
+        self,
+        key: Hashable,
+        version: Hashable,
+        peer_version: Hashable,
+        err: Exception,
+        name: str,
+        report: Callable[[Reason], Awaitable[object]] | None,
     ) -> Result:
         reason = self._failed(key, err, name)
         if report is not None:
@@ -174,7 +275,7 @@ class WorkQueue:
             except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; one that cannot even be told is logged
                 self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
                 if is_peer_failure(unreported):
-                    return self._wait(key)  # not set aside yet: the next round fails alike and reports again
+                    return self._wait(key, peer_version)  # not set aside yet: the next round fails alike and reports again
         self._entries[key] = _Entry(version, reason=reason)
         return Done(version)
 

@@ -169,13 +169,13 @@ async def test_one_loop_goes_on_when_it_fails_at_one_object(
     real = getattr(cls, method)
     failures = 0
 
-    def cursed(self: object, first: Any, *rest: Any) -> Any:
+    def cursed(self: object, first: Any, *rest: Any, **named: Any) -> Any:
         nonlocal failures
         names = (first.parts.get("kind"), first.parts.get("name")) if hasattr(first, "parts") else (first.kind, first.name)
         if names == (kind, name):
             failures += 1
             raise TypeError("'int' object is not a mapping")
-        return real(self, first, *rest)
+        return real(self, first, *rest, **named)
 
     monkeypatch.setattr(cls, method, cursed)
     for manifest in CURSED.split("---"):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from support.cluster_home import claim, pod, slice_of
-from topobus.controller.cluster.gated_pod_queue import Due, GatedPodQueue, PodVersions
+from topobus.controller.cluster.gated_pod_queue import GatedPodQueue, Waiting
 from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster.changed_pods import ChangedPods
 from topobus.engine.claims.attempts import Attempt, with_attempt
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.process.work_queue import Again, Done, Result
 from topobus.testing.clock import ManualClock
 from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.outcome import Reason
 from topobus.values.request import Owner, OwnerKind
 
 P, Q = ("default", "p"), ("default", "q")
@@ -33,158 +35,178 @@ def _queue(*pods: str) -> tuple[ApiServerState, GatedPodQueue, ManualClock]:
     return state, GatedPodQueue(clock, state, retry_s=1.0), clock
 
 
-def _round(queue: GatedPodQueue) -> list[tuple[str, str]]:
-    """Take a round's pods, and end the work on them at once with nothing to do until something changes."""
+def _take(queue: GatedPodQueue) -> list[tuple[str, str]]:
     queue.pending_pods()
-    ready, _ = queue.take_ready()
+    return queue.take_ready()
+
+
+async def _end(queue: GatedPodQueue, key: tuple[str, str], result: Result) -> None:
+    """Do work on a pod that has this result, whatever came of it before."""
+
+    async def work() -> Result:
+        return result
+
+    async def report(reason: Reason) -> None:
+        raise AssertionError(reason)
+
+    await queue.run(key, work, report, is_costly=True)
+
+
+async def _round(queue: GatedPodQueue) -> list[tuple[str, str]]:
+    """Take a round's pods, and end the work on them at once with nothing to do until something changes."""
+    ready = _take(queue)
     for key in ready:
-        queue.seen[queue._state.pods[key].uid] = queue.versions_of(key)
+        await _end(queue, key, Done(queue.versions_of(key)))
         queue.release(key)
     return ready
 
 
-def test_queue_gives_only_the_pod_whose_claim_changed() -> None:
+async def test_queue_gives_only_the_pod_whose_claim_changed() -> None:
     """After all pods were looked at, a new version of one's claim makes that one ready and no other."""
     state, queue, _ = _queue("p", "q")
-    first = [_round(queue), _round(queue)]
+    first = [await _round(queue), await _round(queue)]
 
     _put(state, claim("c-q"), 3, labels={"new": "label"})
 
     assert first == [[P, Q], []]
-    assert _round(queue) == [Q]
+    assert await _round(queue) == [Q]
 
 
-def test_queue_gives_all_waiting_pods_when_something_became_free() -> None:
+async def test_queue_gives_all_waiting_pods_when_something_became_free() -> None:
     """What a pod waits for may be there now."""
     state, queue, _ = _queue("p", "q")
-    _round(queue)
+    await _round(queue)
 
     _put(state, slice_of("n1", 2), 4)
 
-    assert _round(queue) == [P, Q]
-    assert _round(queue) == []
+    assert await _round(queue) == [P, Q]
+    assert await _round(queue) == []
 
 
-def test_queue_gives_no_pod_when_a_ledger_only_takes_devices() -> None:
+async def test_queue_gives_no_pod_when_a_ledger_only_takes_devices() -> None:
     """A node's first ledger frees nothing, and neither does one that holds more: nobody looks again. One that holds less lets all look."""
     state, queue, _ = _queue("p")
-    _round(queue)
+    await _round(queue)
     held = Allocation(owner=Owner(kind=OwnerKind.POD, name="x", uid="x"), holdings=(Holding(devices={"gpu": ("gpu-0",)}),))
     rounds = []
     for allocations in ({}, {"x": held}, {}):
         state.put_ledger(Ledger(node="n1", allocations=allocations))
-        rounds.append(_round(queue))
+        rounds.append(await _round(queue))
 
     assert rounds == [[], [], [P]]
 
 
-def test_queue_gives_a_pod_again_when_its_time_has_come() -> None:
+async def test_queue_gives_a_pod_again_when_its_time_has_come() -> None:
     """A pod that waits for time alone is told of by the seconds left, and ready after them."""
     _, queue, clock = _queue("p")
-    _round(queue)
-    queue.due[P] = Due(clock.monotonic() + 5.0, None)
-    queue.pending_pods()
-    before = queue.take_ready()
+    await _round(queue)
+    await _end(queue, P, Again(5.0, "p"))
+    before = _take(queue), queue.wait_s()
 
     clock.advance(5.0)
-    queue.pending_pods()
 
     assert before == ([], 5.0)
-    assert queue.take_ready() == ([P], None)
+    assert _take(queue) == [P]
 
 
-def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> None:
+async def test_pod_that_others_keep_off_is_due_when_pods_move_and_not_at_once() -> None:
     """Of its hundred seconds it waits five after a pod went: pods come and go all the time, and each look costs."""
     state, clock = ApiServerState(), ManualClock()
     queue = GatedPodQueue(clock, state, 1.0)
     _put(state, pod("p"), 5)
     _put(state, pod("q", gates=(), nodeName="n1"), 5)
-    now_s = clock.monotonic()
-    queue.due[P] = Due(now_s + 100, queue.versions_of(P), state.room.changes, now_s + 5)
+    await _round(queue)
+    await _end(queue, P, Again(100.0, queue.versions_of(P).with_moves))
 
-    queue.pending_pods()
-    before = queue.take_ready()
+    before = _take(queue), queue.wait_s()
     state.drop("Pod", ("default", "q"))
-    queue.pending_pods()
-    moved = queue.take_ready()
+    moved = _take(queue), queue.wait_s()
     clock.advance(5)
-    queue.pending_pods()
-    later = queue.take_ready()
 
-    assert (before, moved, later) == (([], 100.0), ([], 5.0), ([P], None))
+    assert (before, moved, _take(queue)) == (([], 100.0), ([], 5.0), [P])
 
 
-def test_queue_gives_the_pod_whose_volume_claim_changed() -> None:
+async def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_looked_at() -> None:
+    """What it waits for is how it was when the look began: a pod that went since then may have been in its way."""
+    state, queue, clock = _queue("p")
+    _put(state, pod("q", gates=(), nodeName="n1"), 5)
+    _take(queue)
+    versions = queue.versions_of(P)
+    state.drop("Pod", Q)
+    clock.advance(5)
+    _take(queue)
+
+    await _end(queue, P, Again(100.0, versions.with_moves))
+    queue.release(P)
+
+    assert _take(queue) == [P]
+
+
+async def test_queue_gives_the_pod_whose_volume_claim_changed() -> None:
     """What a pod's volumes depend on is looked at like its claims for devices; a pod without volumes takes no notice."""
     state, queue, _ = _queue("p")
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
     _put(state, pod("q", volumes=[volume]), 5)
-    _round(queue)
+    await _round(queue)
     metadata = {"name": "data", "namespace": "default", "resourceVersion": "7"}
     state.put("PersistentVolumeClaim", "v1", {"metadata": metadata, "spec": {"volumeName": "v1"}, "status": {"phase": "Bound"}})
-    changed = _round(queue)
+    changed = await _round(queue)
     state.drop("PersistentVolumeClaim", ("default", "data"))
 
     assert changed == [Q]
-    assert _round(queue) == [Q]
+    assert await _round(queue) == [Q]
 
 
 def test_queue_gives_no_pod_twice_while_it_is_worked_on() -> None:
     """A busy pod that changes is ready when the work on it has ended."""
     state, queue, _ = _queue("p")
-    queue.pending_pods()
-    ready, _ = queue.take_ready()
+    ready = _take(queue)
     _put(state, claim("c-p"), 3, labels={"new": "label"})
-    queue.pending_pods()
-    while_busy, _ = queue.take_ready()
+    while_busy = _take(queue)
 
     queue.release(P)
-    queue.pending_pods()
 
     assert (ready, while_busy) == ([P], [])
-    assert queue.take_ready()[0] == [P]
+    assert _take(queue) == [P]
 
 
-def test_queue_forgets_a_pod_that_is_gone_also_when_it_was_worked_on() -> None:
+async def test_queue_forgets_a_pod_that_is_gone_also_when_it_was_worked_on() -> None:
     """Nothing is kept of pods that went: not what was seen of them, and not when they were told."""
     state, queue, _ = _queue("p")
-    queue.pending_pods()
-    queue.take_ready()
+    _take(queue)
+    queue.waiting(P).tell(0.0, 5.0)
+    await _end(queue, P, Again(5.0, "p"))
     state.drop("Pod", P)
-    queue.pending_pods()
-    queue.seen["p"] = PodVersions(2, (), None)  # what the work leaves behind
-    queue.tell("p", 5.0)
-    queue.failures[P] = 1
+    _take(queue)
 
     queue.release(P)
 
     assert list(queue.pending_pods()) == []
-    assert (queue.seen, queue.told, queue.blocked, queue.due, queue.failures) == ({}, {}, {}, {}, {})
+    assert (queue.wait_s(), queue.waiting(P)) == (None, Waiting(""))
 
 
-def test_queue_knows_a_pod_of_the_same_name_as_another_one() -> None:
+async def test_queue_knows_a_pod_of_the_same_name_as_another_one() -> None:
     """What was learned of a pod does not hold for the next one of its name."""
     state, queue, _ = _queue("p")
-    _round(queue)
+    await _round(queue)
     state.drop("Pod", P)
 
     _put(state, pod("p", "c-p"), 5, uid="other")
 
-    assert _round(queue) == [P]
-    assert set(queue.seen) == {"other"}
+    assert await _round(queue) == [P]
+    assert queue.waiting(P).uid == "other"
 
 
 def test_pause_between_explanations_doubles_up_to_a_minute() -> None:
     """A pod that keeps waiting is told ever more seldom, and one that was never told at once."""
-    _, queue, clock = _queue("p")
-    pauses = [queue.silence_s("p")]
+    waiting = Waiting("p")
+    pauses = [waiting.silence_s(7.0)]
     for _ in range(6):
-        queue.tell("p", 5.0)
-        pauses.append(queue.silence_s("p"))
-    clock.advance(59.0)
+        waiting.tell(7.0, 5.0)
+        pauses.append(waiting.silence_s(7.0))
 
     assert pauses == [0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    assert queue.silence_s("p") == 1.0
+    assert waiting.silence_s(66.0) == 1.0
 
 
 def test_changed_pods_name_the_users_of_a_claim_once() -> None:

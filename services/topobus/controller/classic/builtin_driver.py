@@ -18,8 +18,8 @@ from topobus.controller.classic.rules.cpu_choice import with_policy_cpus
 from topobus.controller.classic.rules.device_choice import Wanted, choose
 from topobus.controller.commit.ledger_releases import UnderWay
 from topobus.controller.commit.node_ledgers import NodeLedgers
+from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
-from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.classic.classic import ClaimWork, ClassicContext
 from topobus.engine.allocation.capacity import rivals
@@ -60,12 +60,11 @@ class BuiltinDriver:
         self.name = driver_name(device_class)
         self._class = device_class
         self._group = parameters.group_of_class(device_class)
-        self._clock = runtime.clock
         self._bus = runtime.bus
         self._ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
         self._state = state
         self._context = context
-        self._refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
+        self._refusals: RefusalBackoff[DeviceId] = RefusalBackoff(runtime.clock, settings.retry_s)
 
     async def get_class_parameters(self, resource_class: ApiObject) -> parameters.DeviceClassParameters:
         """Read a class's parameters; a class without a reference has them all by default."""
@@ -84,7 +83,6 @@ class BuiltinDriver:
         self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]
     ) -> Mapping[str, Mapping[str, Reason]]:
         """Choose on each node for all claims together; where that fails, the node is unsuitable for each of them."""
-        self._expire_refusals()
         reasons: dict[str, dict[str, Reason]] = {claim.entry: {} for claim in claims}
         for node in potential_nodes:
             chosen = self._choose(node, [claim for claim in claims if self._holding(claim.claim) != node])
@@ -96,7 +94,6 @@ class BuiltinDriver:
 
     async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
         """Choose for all claims together, and have the node's ledger take each; what a claim holds there already it keeps."""
-        self._expire_refusals()
         results: dict[int, AllocationResult | Refusal] = {}
         open_claims: list[int] = []
         for index, claim in enumerate(claims):
@@ -127,7 +124,7 @@ class BuiltinDriver:
             refusal = await self._release(owner_of(claim), node)
             if refusal is not None:
                 return refusal
-        self._expire_refusals(done=metadata_of(claim).uid)
+        self._refusals.drop(lambda asker: asker == metadata_of(claim).uid)
         return None
 
     async def tidy(self, claim: ApiObject) -> None:
@@ -226,10 +223,10 @@ class BuiltinDriver:
         except PeerUnavailable as err:
             # Neither done nor undone. The claim may go elsewhere, for no result is written: what it got here is given back once the node is seen again.
             ids = list(self._state.devices_of(node))
-            self._refusals.add(uid, ids, f"it did not answer: {err.message}", now_s=self._clock.monotonic())
+            self._refusals.add(uid, ids, f"it did not answer: {err.message}")
             raise
         if isinstance(reply.result, Placement):
-            self._expire_refusals(done=uid)
+            self._refusals.drop(lambda asker: asker == uid)
             return self._result(claim_work, node, devices)
         # Another replica may have been here with other devices: a claim holds but once, and what it holds is its.
         ledger = await self._ledgers.read(node)
@@ -238,7 +235,7 @@ class BuiltinDriver:
             return self._result(claim_work, node, held)
         why = summarize(reply.result.reasons)
         get_logger().info("claim.refused", claim=name_of(claim_work.claim), node=node, op_id=op_id, why=why)
-        self._refusals.add(uid, ids, why, now_s=self._clock.monotonic())
+        self._refusals.add(uid, ids, why)
         return reply.result
 
     async def _held(self, claim_work: ClaimWork, selected_node: str) -> AllocationResult | None:
@@ -299,10 +296,6 @@ class BuiltinDriver:
         except ContractError:
             pass  # a claim that nobody can read must be deletable; the ledgers say what it holds
         return tuple(sorted(nodes - {""}))
-
-    def _expire_refusals(self, done: str = "") -> None:
-        """Let refused devices be tried again when their time has come, and forget the claim that is done."""
-        self._refusals.expire(now_s=self._clock.monotonic(), is_done=lambda uid: uid == done)
 
 
 def _config(sharing: parameters.Sharing | None) -> tuple[dict[str, Any], ...]:

@@ -9,10 +9,9 @@ Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,7 +35,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.process.work_queue import Again, Result, WorkQueue
+from topobus.process.work_queue import Again, Done, Result, WorkQueue
 from topobus.values.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.timestamps import rfc3339
@@ -47,16 +46,7 @@ __all__ = ["ClassicClaimReconciler"]
 _REFRESH_S = 10.0
 
 T = TypeVar("T")
-_Work = Callable[[ObjectKey, Stored], Awaitable[Result]]
-
-
-class _WorkedOn(NamedTuple):
-    """At which state of the world something was worked on, and when it is to be looked at again."""
-
-    keys: tuple[ObjectKey, ...]
-    """The objects on which it depends."""
-    seen: Hashable
-    again_s: float
+_Work = Callable[[ObjectKey, Stored, Hashable], Awaitable[Result]]
 
 
 class ClassicClaimReconciler:
@@ -75,7 +65,6 @@ class ClassicClaimReconciler:
         self._metrics = metrics
         self.queue = WorkQueue(f"classic-{driver.name}", runtime.clock, settings.retry_s, failures=metrics.set_aside)
         """When each of its objects is due."""
-        self._worked_on: dict[ObjectKey, _WorkedOn] = {}
         self._log = get_logger().bind(driver=driver.name)
 
     async def reconcile_all(self) -> None:
@@ -84,53 +73,50 @@ class ClassicClaimReconciler:
         for key, stored in self._state.classic_claims():
             if _may_have_work(stored.value):
                 looked_at.add(key)
-                await self._bounded(key, stored, self._claim)
-        for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
+                await self._bounded(key, (key,), self._claim)
+        for key in sorted(self._state.of_kind("podschedulingcontext")):
             looked_at.add(key)
-            await self._bounded(key, stored, self._context)
+            await self._bounded(key, self._negotiated(key), self._context)
         self.queue.keep(looked_at)
-        self._worked_on = {key: worked_on for key, worked_on in self._worked_on.items() if key in self._state.objects}
 
-    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> None:
+    async def _bounded(self, key: ObjectKey, depends_on: Sequence[ObjectKey], work: _Work) -> None:
         """Do one piece of work, and set its object aside when it fails in a way that nobody thought of."""
+        objects = self._state.objects
+        stored = objects.get(key)
+        if stored is None:
+            return  # gone while the objects before it were worked on
 
         async def report(reason: Reason) -> None:
             if key.kind == "resourceclaim":
-                await self._set_condition(key, self._state.objects.get(key, stored), "Malformed", reason.message)
+                await self._set_condition(key, objects.get(key, stored), "Malformed", reason.message)
 
-        version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        await self.queue.run(key, version, partial(self._guarded, key, work), name=stored.shown, report=report)
+        revisions = tuple(objects[each_key].revision if each_key in objects else 0 for each_key in depends_on)
+        version = (revisions, self._state.supply, self._state.shared_epoch)
+        await self.queue.run(key, version, partial(self._guarded, key, stored, version, work), name=stored.shown, report=report)
 
-    async def _guarded(self, key: ObjectKey, work: _Work) -> Result:
-        stored = self._state.objects.get(key)
-        if stored is None:
-            return None
-        last = self._worked_on.get(key)
-        if last is not None and last.seen == self._seen(last.keys) and self._clock.monotonic() < last.again_s:
-            return Again() if last.again_s < math.inf else None
+    def _negotiated(self, key: ObjectKey) -> tuple[ObjectKey, ...]:
+        """Name what a negotiation depends on: its context, the pod, and the pod's claims."""
+        pod_key = ObjectKey("pod", key.namespace, key.name)
+        pod = self._state.objects.get(pod_key)
         try:
-            return await work(key, stored)
-        except PeerUnavailable as err:
-            self._log.warning("classic.peer-silent", object=stored.shown, error=str(err))
-            return Again()
+            names = pod.pod.claim_names if pod is not None else ()
+        except ContractError:
+            names = ()
+        return (key, pod_key, *(ObjectKey("resourceclaim", key.namespace, name) for name in names))
+
+    async def _guarded(self, key: ObjectKey, stored: Stored, version: Hashable, work: _Work) -> Result:
+        try:
+            return await work(key, stored, version)
         except ContractError as err:
             if key.kind == "resourceclaim":
-                return await self._guarded_condition(key, stored, "Malformed", str(err))
-            self._log.warning("classic.object-malformed", object=stored.shown, error=str(err))
+                await self._set_condition(key, self._state.objects.get(key, stored), "Malformed", str(err))
+            else:
+                self._log.warning("classic.object-malformed", object=stored.shown, error=str(err))
             return None
 
-    async def _guarded_condition(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> Result:
-        try:
-            await self._set_condition(key, self._state.objects.get(key, stored), reason, message)
-        except PeerUnavailable as err:
-            self._log.warning("classic.write-ambiguous", object=stored.shown, error=str(err))
-            return Again()
-        return None
-
-    async def _claim(self, key: ObjectKey, stored: Stored) -> Result:
+    async def _claim(self, key: ObjectKey, stored: Stored, version: Hashable) -> Result:
         """One claim by itself: taken back, allocated at once, or left to wait."""
         claim = stored.value
-        before = self._seen((key,))
         try:
             status = classic_lifecycle.status_of(claim)
         except ContractError:
@@ -139,8 +125,7 @@ class ClassicClaimReconciler:
                 raise
             status = classic.ClaimStatus()
         if status.reserved_for or not self._is_for_this_driver(claim, status):
-            self._note_worked_on((key,), before)
-            return None
+            return Done(version)
         if stored.metadata.deletion_timestamp or status.deallocation_requested:
             await self._give_back(key, stored, status)
             return None
@@ -150,19 +135,17 @@ class ClassicClaimReconciler:
         if classic.mode_of(spec) != classic.IMMEDIATE:
             if not status.conditions:
                 await self._set_condition(key, stored, classic.WAIT_FOR_FIRST_CONSUMER, "waits for a pod that uses it")
-            self._note_worked_on((key,), before)
-            return None
+            return Done(version)
         work = await self._work("", claim)
         begun = await self._begin(key, stored, "")
         if begun is None:
             return None
         (outcome,) = await self._allocate([msgspec.structs.replace(work, claim=begun.value)], "")
         await self._settle(key, begun, outcome, None)
-        self._note_worked_on((key,), before, wait_s=self._settings.retry_s if isinstance(outcome, Refusal) else math.inf)
-        return Again() if isinstance(outcome, Refusal) else None
+        return Again(version=version) if isinstance(outcome, Refusal) else Done(version)
 
-    async def _context(self, key: ObjectKey, stored: Stored) -> Result:
-        """This driver's part of one negotiation; True as long as it goes on, for what is free at a driver's may change unseen."""
+    async def _context(self, key: ObjectKey, stored: Stored, version: Hashable) -> Result:
+        """This driver's part of one negotiation; it is due again as long as it goes on, for what is free at a driver's may change unseen."""
         context = stored.value
         spec = negotiation.read_spec(context)
         pod = self._state.objects.get(ObjectKey("pod", key.namespace, key.name))
@@ -171,12 +154,8 @@ class ClassicClaimReconciler:
         if pod is None or pod.metadata.deletion_timestamp or owner_pod_uid(context) != pod.uid:
             return None
         pending = self._pending_of(pod.value)
-        used = [ObjectKey("resourceclaim", key.namespace, claim_use.claim) for claim_use in pod.pod.uses]
-        keys = (key, ObjectKey("pod", key.namespace, key.name), *used)
-        before = self._seen(keys)
         if not pending:
-            self._note_worked_on(keys, before)
-            return None
+            return Done(version)
         works: list[ClaimWork] = []
         for entry, claim_key in pending:
             try:
@@ -198,17 +177,7 @@ class ClassicClaimReconciler:
             if nodes and all(node in unsuitable[entry] for node in nodes):
                 await self._report_unsuitable(claim_key, nodes, unsuitable[entry])
         # What was refused is tried again soon, for another choice may do.
-        self._note_worked_on(keys, before, wait_s=self._settings.retry_s if refused else _REFRESH_S)
-        return Again()
-
-    def _seen(self, keys: Sequence[ObjectKey]) -> Hashable:
-        """Name the state of the world that a piece of work depends on, as far as it can be seen."""
-        objects = self._state.objects
-        return tuple(objects[key].revision if key in objects else 0 for key in keys), self._state.supply
-
-    def _note_worked_on(self, keys: Sequence[ObjectKey], seen: Hashable, *, wait_s: float = math.inf) -> None:
-        """Note that the first of these objects was worked on, as it was seen before that; it is looked at again when something changes, or after a while."""
-        self._worked_on[keys[0]] = _WorkedOn(tuple(keys), seen, self._clock.monotonic() + wait_s)
+        return Again(None if refused else _REFRESH_S, version)
 
     def _pending_of(self, pod: ApiObject) -> list[tuple[str, ObjectKey]]:
         """List the pod's claims that this driver is to allocate: its own, delayed, without an allocation. One made for another pod is none of it."""

@@ -34,7 +34,7 @@ from topobus.formats.messages.nouns import CLUSTER
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import Again, WorkQueue
-from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.errors import ContractError
 from topobus.values.outcome import Reason
 from topobus.values.timestamps import rfc3339
 
@@ -58,7 +58,6 @@ class ClassicScheduler:
         self._state = state
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
-        self._settled: dict[ObjectKey, tuple[Hashable, float]] = {}
         self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
         self._log = get_logger()
 
@@ -72,40 +71,29 @@ class ClassicScheduler:
         for key, stored in sorted(self._state.of_kind("podschedulingcontext").items()):
             looked_at.add(key)
             await self._queue.run(key, stored.revision, partial(self._drop_context, key, stored), name=stored.shown)
-        waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
-        for key in self._pods():
+        pods = self._pods()
+        self._waiting = {key: reasons for key, reasons in self._waiting.items() if key in pods}
+        for key in pods:
             stored = self._state.objects[key]
-            work = partial(self._reconcile, key, stored, waiting)
             version = (self._seen(key, stored), self._state.shared_epoch)
+            work = partial(self._reconcile, key, stored, version)
             looked_at.add(key)
             await self._queue.run(key, version, work, name=stored.shown)
             set_aside = self._queue.reason(key)
             if set_aside is not None:
-                waiting[key] = (set_aside,)
+                self._waiting[key] = (set_aside,)
         self._queue.keep(looked_at)
-        self._waiting = waiting
-        self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
         self._uses = {key: use for key, use in self._uses.items() if key in self._state.objects}
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, waiting: dict[ObjectKey, tuple[Reason, ...]]) -> Again:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, version: Hashable) -> Again:
         """Bring one pod one step further, and note why it waits."""
-        settled, until_s = self._settled.get(key, (None, 0.0))
-        seen = self._seen(key, stored)
-        if settled == seen and self._clock.monotonic() < until_s:
-            waiting[key] = self._waiting.get(key, ())
-            return Again()
         try:
-            reasons = await self._schedule(key, stored)
-            # As it was before: what was written meanwhile, by itself or by others, is looked at in the next round.
-            self._settled[key] = seen, self._clock.monotonic() + _LOOK_AGAIN_S
-        except PeerUnavailable as err:
-            self._log.warning("classic.peer-silent", object=stored.shown, error=str(err))
-            reasons = self._waiting.get(key, ())
+            self._waiting[key] = await self._schedule(key, stored)
         except ContractError as err:
-            reasons = (Reason(code="malformed", message=err.message),)
-        if reasons:
-            waiting[key] = reasons
-        return Again()  # what the pod's own scheduler says of nodes may change unseen
+            self._waiting[key] = (Reason(code="malformed", message=err.message),)
+            return Again()
+        # At the version before the step: what was written meanwhile, by itself or by others, is looked at in the next round. What drivers say of nodes may change unseen.
+        return Again(_LOOK_AGAIN_S, version)
 
     def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
         """Say why a pod's classic claims are not all allocated and reserved for it; empty when they are, or when it has none.

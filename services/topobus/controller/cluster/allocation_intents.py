@@ -23,10 +23,10 @@ from topobus.controller.commit.commit_allocations import (
 )
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NODE_FAILED, NodeLedgers
+from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
-from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.values import DeviceId, GaveUp
@@ -61,14 +61,12 @@ class Intents:
         decisions: DecisionPublisher,
         metrics: ControllerMetrics,
     ) -> None:
-        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
+        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(clock, settings.retry_s)
         """Devices that nodes refused, by the pod's uid."""
         self._call_s = settings.cluster.call_s
-        self._grace_s = settings.cluster.retry_s
         self._written: set[tuple[str, int]] = set()
         self._writing: set[tuple[str, int]] = set()
         """Intents under way: the watch may bring one before the answer does."""
-        self._met: dict[tuple[str, int], float] = {}
         self._clock = clock
         self._state = state
         self._writer = writer
@@ -137,8 +135,6 @@ class Intents:
 
     async def revalidate(self, plan: PodPlan, intents: Sequence[Attempted], *, is_cheap: bool) -> Sequence[AllocationResult] | Progress:
         """Check whether a pod's intents may be committed: all earlier intents are known, the pod is not bound elsewhere, and the devices are still free."""
-        if self.are_anothers(intents):
-            return Progress.LATER
         newest = max(intent.stored.revision for intent in intents)
         if not await self._claims.reached(newest, self._call_s):
             return Progress.LATER
@@ -173,15 +169,8 @@ class Intents:
         return pod.pod.node if pod is not None else ""
 
     def are_anothers(self, intents: Sequence[Attempted]) -> bool:
-        """Say whether another replica is committing these: the writer of an intent gets a while to commit it before others continue it."""
-        now_s = self._clock.monotonic()
-        keys = [(intent.stored.uid, intent.attempt.number) for intent in intents]
-        for key in keys:
-            if key not in self._written and now_s - self._met.setdefault(key, now_s) < self._grace_s:
-                return True
-        for key in keys:
-            self._met.pop(key, None)
-        return False
+        """Say whether another replica wrote one of these."""
+        return any((intent.stored.uid, intent.attempt.number) not in self._written for intent in intents)
 
     def refused_nodes(self, pod: Stored, plan: PodPlan) -> tuple[str, ...]:
         """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
@@ -198,7 +187,6 @@ class Intents:
         """Remove the notes about intents that no longer exist; True says that there are intents of somebody else."""
         living = self._state.gated_pods.pending()
         self._written &= living
-        self._met = {key: since for key, since in self._met.items() if key in living}
         return bool(living - self._written - self._writing)
 
     async def withdraw(
@@ -231,7 +219,7 @@ class Intents:
     async def on_refused(self, plan: PodPlan, attempt: Attempt, refusal: Refusal) -> None:
         """Withdraw the attempts on a node that refuses, and exclude the devices for a while."""
         refused = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
-        self.refusals.add(plan.pod.uid, refused, summarize(refusal.reasons), now_s=self._clock.monotonic())
+        self.refusals.add(plan.pod.uid, refused, summarize(refusal.reasons))
         await self.withdraw(plan)
         for pod_claim in plan.pending:
             try:

@@ -1,21 +1,26 @@
-"""A queue of the gated pods of a cluster: it gives the pods to work on, and skips those whose inputs have not changed since the last search.
+"""A queue of the gated pods of a cluster: it gives the pods to work on, and skips those whose inputs have not changed since their last result.
 
 Flows in: the copy of the cluster, and the results of `GatedPodReconciler`. Flows out: the pods to work on now. It writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from dataclasses import dataclass, field
+
+from prometheus_client import Counter
 
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
-from topobus.controller.state.costly_work import CostlyWork
 from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.stored import Stored
 from topobus.process.clock import Clock
+from topobus.process.work_queue import Again, Behind, Result, WorkQueue
+from topobus.values.outcome import Reason
 
-__all__ = ["Due", "GatedPodQueue", "PodVersions", "Told"]
+__all__ = ["PATIENCE", "GatedPodQueue", "PodVersions", "Waiting"]
 
+PATIENCE = 5
+"""Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between the first two explanations of why it does not fit."""
 _LONGEST_WAIT_S = 30.0
 # A pod that waits reads words that are so old at most.
 _LONGEST_SILENCE_S = 60.0
@@ -23,74 +28,67 @@ _LONGEST_SILENCE_S = 60.0
 
 @dataclass(frozen=True)
 class PodVersions:
-    """The versions of a pod and its claims, and of the state, at which its last search found nothing."""
+    """The versions of a pod and its claims, and of the state, on which its next step depends."""
 
     pod: int
     claims: tuple[tuple[str, int], ...]
     supply: Hashable
     volumes: Hashable = ()
     """What its volumes depend on."""
+    moves: int = field(default=0, compare=False)
+    """How often pods had come to nodes or gone, as of some seconds ago at most."""
 
     @property
     def own_versions(self) -> Hashable:
         """Give the versions of the pod and its claims alone."""
         return self.pod, self.claims
 
-
-@dataclass(frozen=True)
-class Due:
-    """When a pod is to be looked at again although nothing may have changed."""
-
-    at_s: float
-    versions: PodVersions | None
-    """A change ends the wait; None: nothing does."""
-    room: int | None = None
-    """The count of changes of what pods take on nodes at which other pods were in the way: another count ends the wait, too."""
-    earliest_s: float = 0.0
-    """Before this a change of `room` ends nothing: pods come and go all the time, and each look costs a look at every node."""
+    @property
+    def with_moves(self) -> Hashable:
+        """Give versions that change with the pods on nodes, too, for a pod that others keep off."""
+        return self, self.moves
 
 
-@dataclass(frozen=True)
-class Told:
-    """That a pod was told why it does not fit."""
+@dataclass
+class Waiting:
+    """Since when a pod waits for what, and when it was told why it does not fit."""
 
-    at_s: float
-    pause_s: float
+    uid: str
+    since_s: dict[str, float] = field(default_factory=dict)
+    told_s: float = 0.0
+    pause_s: float = 0.0
     """For so long it is not told again, whatever changes elsewhere."""
+
+    def tell(self, now_s: float, first_pause_s: float) -> None:
+        """Note that the pod is told. Each time the pause until it is told again doubles, up to a minute: what others do changes the words all the time."""
+        self.told_s = now_s
+        self.pause_s = min(self.pause_s * 2, max(first_pause_s, _LONGEST_SILENCE_S)) if self.pause_s else first_pause_s
+
+    def silence_s(self, now_s: float) -> float:
+        """Say for how long the pod is not to be told again; 0 when it may be told now."""
+        return max(0.0, self.told_s + self.pause_s - now_s)
 
 
 class GatedPodQueue:
-    """Stores for each gated pod the versions at which there was nothing to do, and when it is due again.
+    """The gated pods on their work queue: a round costs what changed, not what there is."""
 
-    A pod is looked at again when something about it or what is free changes (`seen`), when its time has come (`due`), and behind all others where it needs more than a
-    short search (`costly`).
-    """
-
-    def __init__(self, clock: Clock, state: ApiServerState, retry_s: float) -> None:
+    def __init__(self, clock: Clock, state: ApiServerState, retry_s: float, failures: Counter | None = None) -> None:
         self._clock = clock
         self._state = state
         self._retry_s = retry_s
-        self.seen: dict[str, PodVersions] = {}
-        """By the pod's uid."""
-        self.blocked: dict[str, float] = {}
-        """Since when a pod waits for claims, by its uid."""
-        self.volumeless: dict[str, float] = {}
-        """Since when a pod waits for volumes, by its uid."""
-        self.failures: dict[Key, int] = {}
-        self.told: dict[str, Told] = {}
-        """When a pod was told why it does not fit, by its uid."""
-        self.busy: set[Key] = set()
+        self._queue = WorkQueue("gated-pods", clock, retry_s, longest_s=_LONGEST_WAIT_S, failures=failures)
+        self._busy: set[Key] = set()
         """Pods that are being worked on."""
-        self.due: dict[Key, Due] = {}
-        self.costly: CostlyWork[Key] = CostlyWork(retry_s)
-        self._pending: dict[Key, str] = {}
-        """The pods to be advanced, with their uids."""
+        self._pending: dict[Key, Waiting] = {}
+        """The pods to be advanced."""
         self._touched: set[Key] = set()
         """Pods to look at in the next round."""
         self._released: set[Key] = set()
         """Pods on which work has ended since the last round."""
+        self._moves = 0
+        self._moves_due_s = 0.0
         self._supply: Hashable = None
-        """What was free, which classes there were, and what volumes there were, in the last round."""
+        """What was free, which classes and volumes there were, and how often pods had moved, in the last round."""
 
     def pending_pods(self) -> Collection[Key]:
         """Take in what changed, and give the pods to be advanced.  Cost: O(what changed since the last call); O(all of them) when something became free."""
@@ -99,105 +97,90 @@ class GatedPodQueue:
         for key in changed:
             pod = self._state.pods.get(key)
             if pod is not None and self.needs_work(key, pod):
-                if self._pending.get(key, pod.uid) != pod.uid:
-                    self._forget(key, None)  # another pod of that name
-                self._pending[key] = pod.uid
+                if key in self._pending and self._pending[key].uid != pod.uid:
+                    self._forget(key)  # another pod of that name
+                self._pending.setdefault(key, Waiting(pod.uid))
                 self._touched.add(key)
-            elif key in self.busy:
+            elif key in self._busy:
                 self._touched.add(key)
             else:
-                self._forget(key, pod)
-        supply = (self._state.supply, len(self._state.classes), self._state.volumes.revision)
+                self._forget(key)
+        if self._clock.monotonic() >= self._moves_due_s:
+            # Pods come and go all the time, and each look of a pod that others keep off costs a look at every node.
+            self._moves, self._moves_due_s = self._state.room.changes, self._clock.monotonic() + PATIENCE * self._retry_s
+        supply = (self._state.supply, len(self._state.classes), self._state.volumes.revision, self._moves)
         if supply != self._supply:
             self._supply = supply
             self._touched.update(self._pending)
         return self._pending.keys()
 
-    def touch(self, key: Key) -> None:
-        """Look at a pod again in the next round."""
-        self._touched.add(key)
-
     def release(self, key: Key) -> None:
         """End the work on a pod: it is looked at again in the next round, whatever came of it."""
-        self.busy.discard(key)
+        self._busy.discard(key)
         self._released.add(key)
 
-    def take_ready(self) -> tuple[list[Key], float | None]:
-        """Name the pods to work on now, which are busy from now on, those of the highest priority first; and after how many seconds another is due by time alone."""
-        ready: list[Key] = []
-        now_s = self._clock.monotonic()
-        touched = self._touched | {key for key, due in self.due.items() if self._until(due) <= now_s}
+    def take_ready(self) -> list[Key]:
+        """Name the pods to work on now, which are busy from now on, those of the highest priority first."""
+        touched = self._touched | {key for key in self._pending if self._queue.is_due(key)}
         self._touched = set()
-        for key in sorted(
-            (key for key in touched if key in self._pending and key not in self.busy),
+        ready = sorted(
+            (key for key in touched if key in self._pending and key not in self._busy and self._queue.is_ready(key, *self._versions(key))),
             key=lambda pod: (-_priority(self._state.pods[pod]), self._state.pods[pod].metadata.creation_timestamp, pod),
-        ):
-            versions, due = self.versions_of(key), self.due.get(key)
-            if due is not None and due.versions in (None, versions) and self._until(due) > now_s:
-                continue
-            if due is not None:
-                # Its time has come, whatever was found before.
-                self.costly.drop(key)
-                ready.append(key)
-            elif self.seen.get(self._state.pods[key].uid) != versions and not self.costly.holds(key, versions.own_versions):
-                ready.append(key)
-        self.busy.update(ready)
-        waits = [self._until(due) - now_s for key, due in self.due.items() if key in self._pending and key not in self.busy]
-        return ready, min(waits, default=None)
+        )
+        self._busy.update(ready)
+        return ready
 
-    def _until(self, due: Due) -> float:
-        """Say until when a pod waits whose versions are the same."""
-        has_moved = due.room is not None and due.room != self._state.room.changes
-        return min(due.at_s, due.earliest_s) if has_moved else due.at_s
-
-    def take_costly(self, *, is_searching: bool) -> tuple[Key | None, bool]:
-        """Name the costly pod whose turn it is, which is busy from now on, None while one is searched for; True says that another will be due by time alone."""
-        self.costly.keep(lambda key: key in self._pending)
-        known_freedoms: list[Hashable] = []
-        now_s = self._clock.monotonic()
+    def take_costly(self) -> Key | None:
+        """Name the pod whose turn for a long search it is, which is busy from now on."""
+        freedoms: list[Hashable] = []
 
         def read_now(_: Key) -> Hashable:
             # The same for all, and only when somebody asks: it costs a look at each node.
-            if not known_freedoms:
-                known_freedoms.append(self.freedoms())
-            return known_freedoms[0]
+            if not freedoms:
+                freedoms.append(self.freedoms())
+            return freedoms[0]
 
-        turn = None
-        if not is_searching:
-            turn = next((key for key in self.costly.due(read_now, now_s=now_s) if key not in self.busy and key not in self.due), None)
-            if turn is not None:
-                self.busy.add(turn)
-        return turn, self.costly.is_pausing(read_now, now_s=now_s)
+        turn = next((key for key in self._queue.behind(self._pending, read_now) if key not in self._busy), None)
+        if turn is not None:
+            self._busy.add(turn)
+        return turn
+
+    def wait_s(self) -> float | None:
+        """Say after how many seconds a pod is due by time alone."""
+        waits = [self._queue.wait_s()]
+        if self._state.room.changes != self._moves:
+            waits.append(self._moves_due_s - self._clock.monotonic())
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+    async def run(
+        self, key: Key, work: Callable[[], Awaitable[Result]], report: Callable[[Reason], Awaitable[object]], *, is_costly: bool
+    ) -> None:
+        """Do the work on a pod, as `WorkQueue.run`."""
+        pod = self._state.pods.get(key)
+        if pod is not None:
+            version, *narrow = self._versions(key)
+            await self._queue.run(key, version, work, name=pod.shown, report=report, narrow=tuple(narrow), is_costly=is_costly)
+
+    def has_waited(self, key: Key, versions: PodVersions) -> bool:
+        """Say, within the work on a pod, whether it waited for a while at its own versions, whatever changed elsewhere."""
+        return self._queue.has_waited(key, versions.own_versions)
+
+    def later(self, key: Key) -> Result:
+        """Look at a pod again after a while, or when something about it changes from now on."""
+        return Again(version=self.versions_of(key)) if key in self._state.pods else None
+
+    def behind_others(self, key: Key) -> Result:
+        """Leave a pod that needs more than a short search, as it is now, until it is its turn."""
+        return Behind(self.versions_of(key).own_versions) if key in self._state.pods else None
+
+    def waiting(self, key: Key) -> Waiting:
+        """Give the notes on a pod's waits; those on a pod that is gone are nobody's."""
+        return self._pending.get(key) or Waiting("")
 
     def freedoms(self) -> Hashable:
         """Name what a search reads and may be freed: while it is the same, the search finds the same."""
         stock = self._state.stock
         return len(self._state.classes), tuple([(node, stock.freedom_of(node)) for node in self._state.node_names])
-
-    def tell(self, uid: str, first_pause_s: float) -> None:
-        """Note that a pod was told why it does not fit. Each time the pause until it is told again doubles, up to a minute: what others do changes the words all the time."""
-        before = self.told.get(uid)
-        pause_s = min(before.pause_s * 2, max(first_pause_s, _LONGEST_SILENCE_S)) if before is not None else first_pause_s
-        self.told[uid] = Told(self._clock.monotonic(), pause_s)
-
-    def silence_s(self, uid: str) -> float:
-        """Say for how long a pod is not to be told again; 0 when it may be told now."""
-        last = self.told.get(uid)
-        return max(0.0, last.at_s + last.pause_s - self._clock.monotonic()) if last is not None else 0.0
-
-    def wait(self, key: Key) -> None:
-        """Look at a pod again after a while, or when something about it changes."""
-        if key in self._state.pods:
-            wait_s = min(self._retry_s * 2 ** min(self.failures.get(key, 0), 16), _LONGEST_WAIT_S)
-            self.due[key] = Due(self._clock.monotonic() + wait_s, self.versions_of(key))
-
-    def wait_for_pods(self, key: Key, versions: PodVersions, room: int, wait_s: float, pause: float) -> None:
-        """Look at a pod again that others are in the way of: they come and go without a change of what there is to allocate.
-
-        Shapes: room — the count of their changes when it was looked at; wait_s — after which it is looked at anyway; pause — in times of `retry_s`, the shortest between two looks.
-        """
-        now_s = self._clock.monotonic()
-        self.due[key] = Due(now_s + wait_s, versions, room, now_s + pause * self._retry_s)
 
     def needs_work(self, key: Key, pod: Stored) -> bool:
         """Say whether a pod has to be advanced: it waits behind the gate, or a claim allocated here for it has lost its allocation.
@@ -217,29 +200,24 @@ class GatedPodQueue:
         pod = self._state.pods[key]
         claims = [self._state.claims.get(claim) for claim in self._state.claims_of(key)]
         versions = tuple((claim.uid, claim.revision) for claim in claims if claim is not None)
-        return PodVersions(pod.revision, versions, (self._state.supply, len(self._state.classes)), self._state.volumes.version_for(key))
+        supply = (self._state.supply, len(self._state.classes))
+        return PodVersions(pod.revision, versions, supply, self._state.volumes.version_for(key), self._moves)
+
+    def _versions(self, key: Key) -> tuple[Hashable, ...]:
+        """Give all that a pod's result may wait for: all its versions, those of itself and its claims, all with the pods on nodes, and its uid, which never changes."""
+        versions = self.versions_of(key)
+        return versions, versions.own_versions, versions.with_moves, self._state.pods[key].uid
 
     def is_live(self, key: Key, note: Attempt) -> bool:
         """Say whether the pod of an intent is still there to make it true."""
         other = self._state.gated_pods.pod_of(note.pod)
         return other is not None and other[0] == key[0] and other in self._state.pods and self.needs_work(other, self._state.pods[other])
 
-    def put_behind(self, key: Key) -> None:
-        """Leave a pod that needs more than a short search until it is its turn."""
-        if key in self._state.pods:
-            versions = self.versions_of(key)
-            self.seen[self._state.pods[key].uid] = versions
-            self.costly.put(key, versions.own_versions)
-
-    def _forget(self, key: Key, pod: Stored | None) -> None:
+    def _forget(self, key: Key) -> None:
         """Forget what is known of a pod that is not to be advanced any more, or is gone."""
-        uid = self._pending.pop(key, "")
+        self._pending.pop(key, None)
         self._touched.discard(key)
-        for by_uid in (self.seen, self.blocked, self.volumeless, self.told):
-            by_uid.pop(uid, None)
-        if pod is None:
-            self.due.pop(key, None)
-            self.failures.pop(key, None)
+        self._queue.drop(key)
 
 
 def _priority(pod: Stored) -> int:

@@ -3,7 +3,7 @@
 The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod.
 A replica may crash after any of them; the claims show how far it came.
 
-A pod that needs a long search is queued behind all others (`CostlyWork`). Such searches run one at a time beside the rest, so a pod with a cheap
+A pod that needs a long search is queued behind all others (`WorkQueue.behind`). Such searches run one at a time beside the rest, so a pod with a cheap
 claim never waits for one. Devices that were taken meanwhile are detected when the intent is committed, as with another replica.
 
 A pod whose gate is already removed is also advanced as long as it has no node and one of its allocations from here was taken back: that claim is
@@ -13,14 +13,17 @@ allocated elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 from topobus.controller.cluster.allocated_condition import ALLOCATED, AllocatedCondition
 from topobus.controller.cluster.allocation_intents import Intents
-from topobus.controller.cluster.gated_pod_queue import Due, GatedPodQueue, PodVersions
+from topobus.controller.cluster.gated_pod_queue import PATIENCE, GatedPodQueue, PodVersions
 from topobus.controller.cluster.node_choice import NodeChooser, NoNodeFits
-from topobus.controller.cluster.waiting_pods import WaitingPods
 from topobus.controller.commit.commit_allocations import Draft, Progress
 from topobus.controller.commit.deallocate_claims import ClusterDeallocation
 from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
@@ -47,7 +50,8 @@ from topobus.engine.scheduling.kube_rules.rule_misses import explain_choice
 from topobus.engine.scheduling.kube_rules.volume_rules import VOLUME_IN_USE
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
-from topobus.values.errors import HardwareError, InvariantError, PeerUnavailable
+from topobus.process.work_queue import Again, Behind, Done, Result
+from topobus.values.errors import HardwareError, PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["GatedPodReconciler"]
@@ -55,10 +59,12 @@ __all__ = ["GatedPodReconciler"]
 # Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many claims come back in the next round.
 _MOST_STEPS = 8
 _WAITING = "WaitingForClaims"
+_WAITING_FOR_VOLUMES = "WaitingForVolumes"
 # Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
 _REFUSALS = (400, 403, 422)
-# Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between the first two explanations of why it does not fit.
-_PATIENCE = 5
+
+_Step = Result | Literal[Progress.ON]
+"""What came of a step: the next one follows, or the pod is due as the result says."""
 
 
 class GatedPodReconciler:
@@ -90,8 +96,7 @@ class GatedPodReconciler:
         self._metrics = metrics
         self._changed = changed
         self._turns = turns
-        self._queue = GatedPodQueue(clock, state, settings.cluster.retry_s)
-        self._waiting = WaitingPods(state, self._condition, metrics, self._queue)
+        self._queue = GatedPodQueue(clock, state, settings.cluster.retry_s, metrics.set_aside)
         self._is_searching = False
         """Whether a costly search is under way."""
         self._planning = asyncio.Lock()
@@ -101,160 +106,114 @@ class GatedPodReconciler:
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
         keys = self._queue.pending_pods()
-        self._expire_refusals(keys)
+        self._intents.refusals.drop(lambda uid: self._state.gated_pods.pod_of(str(uid)) not in keys)
         if self._intents.drop_gone():
             self._turns.see_another()
         self._metrics.waiting.set(len(keys))
-        waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
-        ready, wait_s = self._queue.take_ready()
-        for key in ready:
-            group.create_task(self._work(key))
-        if wait_s is not None:
-            waits.append(wait_s)
-        turn, is_pausing = self._queue.take_costly(is_searching=self._is_searching)
+        for key in self._queue.take_ready():
+            group.create_task(self._work(key, is_cheap=True))
+        turn = None if self._is_searching else self._queue.take_costly()
         if turn is not None:
             self._is_searching = True
-            group.create_task(self._work_costly(turn))
-        if is_pausing:
-            waits.append(self._settings.cluster.retry_s)
-        return min(waits, default=None)
+            group.create_task(self._work(turn, is_cheap=False))
+        return self._queue.wait_s()
 
-    async def _work(self, key: Key) -> None:
-        """Bring one pod as far as it goes now with short searches."""
+    async def _work(self, key: Key, *, is_cheap: bool) -> None:
+        """Bring one pod as far as it goes now: with short searches, or whatever it costs, which only one at a time does and which takes no slot from the others."""
         try:
             # All of it in one slot, what it is told included: a thousand pods in trouble at once must not take the connections from those that are in none.
-            async with self._slots:
-                await self._go(key, is_cheap=True)
+            async with self._slots if is_cheap else nullcontext():
+                walk, report = partial(self._walk, key, is_cheap=is_cheap), partial(self._report_malformed, key)
+                await self._queue.run(key, walk, report, is_costly=not is_cheap)
         finally:
+            self._is_searching = self._is_searching and is_cheap
             self._queue.release(key)
             # Whatever was done or learned, and when this pod is due: it is looked at anew.
             self._changed()
 
-    async def _work_costly(self, key: Key) -> None:
-        """Bring one pod as far as it goes now, whatever it costs; only one at a time does so, and it takes no slot from the others."""
-        turn = self._queue.costly.turn_of(key)
-        try:
-            await self._go(key, is_cheap=False)
-        finally:
-            if self._queue.costly.turn_of(key) == turn:
-                self._queue.costly.drop(key)  # it has what it wanted, or waits for something else
-            self._is_searching = False
-            self._queue.release(key)
-            self._changed()
-
-    async def _go(self, key: Key, *, is_cheap: bool) -> None:
-        """Take steps for a pod; after a peer's failure the same is tried again after a while."""
-        self._queue.due.pop(key, None)
-        try:
-            await self._walk_guarded(key, is_cheap=is_cheap)
-            self._queue.failures.pop(key, None)
-        except (PeerUnavailable, HardwareError) as err:
-            self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
-            self._queue.failures[key] = self._queue.failures.get(key, 0) + 1
-            self._queue.wait(key)
-            pod = self._state.pods.get(key)
-            if pod is not None and err.facts.get("code") in _REFUSALS:
-                await self._events.warn(pod, "WriteRefused", str(err))
-
-    async def _walk_guarded(self, key: Key, *, is_cheap: bool) -> None:
-        """Take steps; what is wrong with this pod or its claims concerns no other.
+    async def _walk(self, key: Key, *, is_cheap: bool) -> Result:
+        """Take steps until there is nothing to do now.
 
         Errors: raises PeerUnavailable and HardwareError of a peer, after which the same is tried again.
         """
         try:
-            await self._walk(key, is_cheap=is_cheap)
-        except (PeerUnavailable, HardwareError, InvariantError):
-            raise
-        except Exception as err:  # noqa: BLE001 - boundary: one pod; its neighbours' gates are opened whatever is wrong with it
-            # Telling is a write, too, and may fail as any other.
-            await self._waiting.set_aside(key, err)
-
-    async def _walk(self, key: Key, *, is_cheap: bool) -> None:
-        """Take steps until there is nothing to do now."""
-        for number in range(_MOST_STEPS):
+            for number in range(_MOST_STEPS):
+                pod = self._state.pods.get(key)
+                if pod is None or not self._queue.needs_work(key, pod):
+                    return None
+                step = await self._step(key, pod, is_first=not number, is_cheap=is_cheap)
+                if step is not Progress.ON:
+                    return step
+        except (PeerUnavailable, HardwareError) as err:
             pod = self._state.pods.get(key)
-            if (
-                pod is None
-                or not self._queue.needs_work(key, pod)
-                or not await self._step(key, pod, is_first=not number, is_cheap=is_cheap)
-            ):
-                return
-        self._queue.wait(key)
+            if pod is not None and err.facts.get("code") in _REFUSALS:
+                await self._events.warn(pod, "WriteRefused", str(err))
+            raise
+        return self._queue.later(key)
 
-    async def _step(self, key: Key, pod: Stored, *, is_first: bool, is_cheap: bool) -> bool:
-        """Do one step, the first of this walk or a later one; False when there is nothing to do now."""
+    async def _step(self, key: Key, pod: Stored, *, is_first: bool, is_cheap: bool) -> _Step:
+        """Do one step, the first of this walk or a later one; gives when the pod is due where there is nothing to do now."""
         versions = self._queue.versions_of(key)
         plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
         if isinstance(plan, Blocked):
-            await self._wait_for_objects(self._queue.blocked, key, pod, versions, _WAITING, plan.reasons)
-            return False
-        self._queue.blocked.pop(pod.uid, None)
+            return await self._wait_for_objects(key, pod, versions, _WAITING, plan.reasons)
+        self._queue.waiting(key).since_s.pop(_WAITING, None)
         plan = self._with_class_alignment(plan)
         if plan.is_reserved:
             # Who made the writes before is about to make this one.
-            return not (is_first and self._is_left(key, pod, Stage.FINISH)) and await self._open(key, pod)
+            return (self._left(pod, Stage.FINISH, versions) if is_first else None) or await self._open(key, pod)
         if not plan.pending:
-            return await self._reserve(key, pod, plan)
+            return await self._reserve(key, pod, plan, versions)
         intents = self._intents.find(plan)
         for intent in intents:
             if intent.attempt.pod != plan.pod.uid:
                 if self._queue.is_live(key, intent.attempt):
-                    self._queue.seen[plan.pod.uid] = versions  # the other pod that shares the claim brings it further
-                    return False
+                    return Done(versions)  # the other pod that shares the claim brings it further
                 await self._intents.withdraw(plan, (intent,), is_final=True)
-                return True
+                return Progress.ON
         if not intents:
-            if is_first and self._is_left(key, pod, Stage.PLAN):
-                return False
-            return await self._begin(key, pod, plan, versions, is_cheap=is_cheap)
+            return (self._left(pod, Stage.PLAN, versions) if is_first else None) or await self._begin(
+                key, pod, plan, versions, is_cheap=is_cheap
+            )
+        if self._intents.are_anothers(intents) and not self._queue.has_waited(key, versions):
+            # A living replica gets its moment to commit them, or to write those that are missing, before others go on with them.
+            return Again(version=versions.own_versions)
         if len(intents) < len(plan.pending) or len({intent.attempt.node for intent in intents}) > 1:
-            if self._intents.are_anothers(intents):
-                # Or a living replica is between two of its writes: it gets its moment, as one does whose intents are whole.
-                self._queue.wait(key)
-                return False
             # A crash came between two intents of one pod: they are made anew, together.
             await self._intents.withdraw(plan, intents)
-            return True
+            return Progress.ON
         done = await self._intents.commit(plan, intents, is_cheap=is_cheap)
         if isinstance(done, Refusal):
-            await self._waiting.report(key, pod, "RefusedByNode", done.reasons)
+            await self._report(key, pod, "RefusedByNode", done.reasons)
         elif done is Progress.LATER:
-            self._queue.wait(key)
+            return self._queue.later(key)
         elif done is Progress.COSTLY:
-            self._queue.put_behind(key)
-        return done not in (Progress.LATER, Progress.COSTLY)
+            return self._queue.behind_others(key)
+        return Progress.ON
 
-    async def _wait_for_objects(
-        self, since: dict[str, float], key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
-    ) -> None:
-        """Wait until an object is there, or is as it has to be, and tell so after a while.
-
-        Shapes: since — by a pod's uid since when it waits for the like.
-        """
-        since_s = since.setdefault(pod.uid, self._clock.monotonic())
-        if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
+    async def _wait_for_objects(self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]) -> Result:
+        """Wait until an object is there, or is as it has to be, and tell so after a while."""
+        now_s = self._clock.monotonic()
+        if now_s - self._queue.waiting(key).since_s.setdefault(reason, now_s) < PATIENCE * self._settings.cluster.retry_s:
             # Claims, volumes and pods come by different watches, and claims made from templates come later: that is no trouble yet.
-            self._queue.wait(key)
-            return
-        self._queue.seen[pod.uid] = versions
-        await self._waiting.report(key, pod, reason, reasons)
+            return self._queue.later(key)
+        versions = replace(versions, pod=await self._report(key, pod, reason, reasons))
+        if any(each_reason.code == VOLUME_IN_USE for each_reason in reasons):
+            return Again(self._settings.cluster.unschedulable_s, versions.with_moves)
+        return Done(versions)
 
-    def _is_left(self, key: Key, pod: Stored, stage: Stage) -> bool:
-        """Say whether a pod is left to another replica for a moment; it is looked at again after that, or when something about it changes."""
+    def _left(self, pod: Stored, stage: Stage, versions: PodVersions) -> Again | None:
+        """Leave a pod to another replica for a moment; it is looked at again after that, or when something about it changes."""
         wait_s = self._turns.wait_s(pod.uid, stage)
-        if wait_s > 0:
-            self._queue.due[key] = Due(self._clock.monotonic() + wait_s, self._queue.versions_of(key))
-        return wait_s > 0
+        return Again(wait_s, versions) if wait_s > 0 else None
 
-    async def _begin(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions, *, is_cheap: bool) -> bool:
+    async def _begin(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions, *, is_cheap: bool) -> _Step:
         """Choose a node and devices, and write the intents."""
         if not await self._intents.clear(plan):
-            self._queue.wait(key)
-            return False
+            return self._queue.later(key)
         refused = self._intents.refused_nodes(pod, plan)
-        room = self._state.room.changes
         freedoms = self._queue.freedoms() if not is_cheap else None
-        again_s = self._queue.silence_s(plan.pod.uid)
+        again_s = self._queue.waiting(key).silence_s(self._clock.monotonic())
         # A costly pod has its own pauses, so it is told each time.
         is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
         intents: list[Draft] = []
@@ -269,55 +228,50 @@ class GatedPodReconciler:
             async with self._planning:
                 if key not in self._state.pods or self._queue.versions_of(key).own_versions != versions.own_versions:
                     # What was searched for is another by now; who changes a pod all the time has its turn behind the others each time.
-                    self._queue.put_behind(key)
-                    return False
+                    return self._queue.behind_others(key)
                 if isinstance(chosen, NodeFit):
                     intents = self._intents.begin(plan, chosen, refused)
         if isinstance(chosen, NodeFit):
             # Beside the writes of others: what is intended counts as taken already.
             await self._intents.write(intents)
-            return True
+            return Progress.ON
         if chosen is None:
             # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
             await self._intents.withdraw(plan, refused=refused)
-            self._queue.put_behind(key)
-            return False
+            return self._queue.behind_others(key)
         # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
         await self._intents.withdraw(plan)
         if chosen.blockers:
-            await self._wait_for_objects(self._queue.volumeless, key, pod, versions, "WaitingForVolumes", chosen.blockers)
-            if any(blocker.code == VOLUME_IN_USE for blocker in chosen.blockers) and pod.uid in self._queue.seen:
-                self._queue.wait_for_pods(key, self._queue.seen[pod.uid], room, self._settings.cluster.unschedulable_s, _PATIENCE)
-            return False
-        self._queue.volumeless.pop(pod.uid, None)
+            return await self._wait_for_objects(key, pod, versions, _WAITING_FOR_VOLUMES, chosen.blockers)
+        self._queue.waiting(key).since_s.pop(_WAITING_FOR_VOLUMES, None)
         if is_brief:
             # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
-            self._queue.seen[plan.pod.uid] = versions
-            self._queue.due[key] = Due(self._clock.monotonic() + again_s, versions)
-            return False
+            return Again(again_s, versions)
         if await self._make_room(key, pod, plan, chosen):
-            return True
-        self._queue.tell(plan.pod.uid, _PATIENCE * self._settings.cluster.retry_s)
+            return Progress.ON
         if not is_cheap and key in self._state.pods:
             # The claims as they are without their notes: it was just us who wrote them.
             versions = replace(versions, claims=self._queue.versions_of(key).claims)
-        self._queue.seen[plan.pod.uid] = versions
+        versions = await self._explain(key, pod, versions, chosen)
         if refused:
-            # Every other node was tried: those that the scheduler refused are worth another look later.
-            self._queue.due[key] = Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
-        elif any(
-            isinstance(miss.outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in miss.outcome.reasons) for miss in chosen.misses
-        ):
-            self._queue.wait_for_pods(key, versions, room, self._settings.cluster.unschedulable_s, _PATIENCE)
+            # Every other node was tried: those that the scheduler refused are worth another look later, and no change makes that sooner.
+            return Again(self._settings.cluster.unschedulable_s, pod.uid)
+        version: Hashable = versions
+        wait_s = self._intents.refusals.wait_s([pod.uid])
+        outcomes = [miss.outcome for miss in chosen.misses]
+        if any(isinstance(outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in outcome.reasons) for outcome in outcomes):
+            wait_s, version = min(wait_s, self._settings.cluster.unschedulable_s), versions.with_moves
+        if wait_s < math.inf:
+            return Again(wait_s, version)
+        # What is free as it was before a long search, so that nothing freed meanwhile is missed.
+        return Done(versions) if is_cheap else Behind(versions.own_versions, freedoms)
+
+    async def _explain(self, key: Key, pod: Stored, versions: PodVersions, chosen: NoNodeFits) -> PodVersions:
+        """Tell a pod why it fits nowhere; gives its versions then."""
+        self._queue.waiting(key).tell(self._clock.monotonic(), PATIENCE * self._settings.cluster.retry_s)
         reason, reasons = explain_choice(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
-        await self._waiting.report(key, pod, reason, (*reasons, *chosen.advice))
-        if not is_cheap:
-            # The pod as it is now that it has been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
-            self._queue.costly.tried(
-                key, self._queue.seen.get(plan.pod.uid, versions).own_versions, freedoms, now_s=self._clock.monotonic()
-            )
-        return False
+        return replace(versions, pod=await self._report(key, pod, reason, (*reasons, *chosen.advice)))
 
     async def _choose(
         self, pod: Stored, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
@@ -337,7 +291,7 @@ class GatedPodReconciler:
         await self._deallocation.deallocate(claim_key, claim, f"pod {plan.pod}: {outcome.why}")
         return True
 
-    async def _reserve(self, key: Key, pod: Stored, plan: PodPlan) -> bool:
+    async def _reserve(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions) -> _Step:
         """Reserve claims that somebody allocated before: shared ones."""
         planned = [
             (ObjectKey("resourceclaim", key[0], pod_claim.name), Stored(version_of(pod_claim.claim.object), pod_claim.claim.object))
@@ -345,21 +299,31 @@ class GatedPodReconciler:
         ]
         reserved = await self._intents.committer.reserve(plan.pod, planned)
         if isinstance(reserved, Reason):
-            self._queue.seen[pod.uid] = self._queue.versions_of(key)
-            await self._waiting.report(key, pod, _WAITING, (reserved,))
-            return False
-        return True
+            return Done(replace(versions, pod=await self._report(key, pod, _WAITING, (reserved,))))
+        return Progress.ON
 
-    async def _open(self, key: Key, pod: Stored) -> bool:
+    async def _open(self, key: Key, pod: Stored) -> _Step:
         """Open the gate: all that the pod waited for is there."""
         if not pod.pod.has_gate:
-            return False
+            return None
         is_told = has_allocated_condition(pod.value)
         if is_told and await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None:
-            return True
+            return Progress.ON
         if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
-        return True
+        return Progress.ON
+
+    async def _report(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> int:
+        """Tell why a pod waits; gives its revision then: our own write is no news, what came meanwhile is."""
+        written = await self._condition.tell_waiting(key, pod, reason, reasons)
+        return pod.revision if written is None else written.revision
+
+    async def _report_malformed(self, key: Key, reason: Reason) -> None:
+        """Tell a pod that it is set aside."""
+        self._metrics.malformed.inc()
+        pod = self._state.pods.get(key)
+        if pod is not None:
+            await self._report(key, pod, "Malformed", (reason,))
 
     def _claim(self, key: Key) -> Claim | None:
         claim = self._state.claims.get(key)
@@ -373,13 +337,3 @@ class GatedPodReconciler:
         classes = self._state.classes
         wished = tuple(replace(claim, wishes=read_alignment_request(claim.spec, claim.claim.shown, classes)) for claim in plan.claims)
         return replace(plan, claims=wished)
-
-    def _expire_refusals(self, pending: Collection[Key]) -> None:
-        for uid in self._intents.refusals.expire(
-            now_s=self._clock.monotonic(), is_done=lambda uid: self._state.gated_pods.pod_of(str(uid)) not in pending
-        ):
-            self._queue.seen.pop(str(uid), None)
-            pod = self._state.gated_pods.pod_of(str(uid))
-            if pod is not None:
-                self._queue.costly.drop(pod)
-                self._queue.touch(pod)

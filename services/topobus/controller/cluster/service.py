@@ -7,7 +7,6 @@ Topobus nodes are reserved at the nodes. There is no leader, so there is no elec
 from __future__ import annotations
 
 import asyncio
-import secrets
 
 from topobus.controller.bus_copies import BusCopies
 from topobus.controller.cluster.allocation_intents import Intents
@@ -101,8 +100,7 @@ class ClusterController:
         chooser = NodeChooser(settings, self._state, runtime.clock, compiler, metrics)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
         intents = Intents(settings, runtime.clock, self._state, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
-        # The name only tells replicas apart, also two that run on one machine.
-        turns = ReplicaTurns(runtime.clock, f"{runtime.node}/{secrets.token_hex(8)}", cluster.retry_s)
+        turns = ReplicaTurns(runtime.clock, cluster.retry_s)
         self._gates = GatedPodReconciler(
             settings, runtime.clock, self._state, writer, intents, deallocation, chooser, events, metrics, self._changed.set, turns
         )

@@ -1,15 +1,15 @@
 """Decides for how long this replica leaves a pod to the others, so that replicas which see the same pods do not all plan each of them.
 
 There is no leader and no list of replicas: each works on every pod, and of two intents for one claim the API server takes one. That is safe and costs a lost write, a read and
-a second search for most pods when two replicas see them at one moment. While another replica is at work, each waits with a pod for a part of a short time that follows from
-the pod's uid and the replica's name: who has the shortest wait writes first, and the others see its intent. Nothing depends on it: a replica that waits for one that is dead
+a second search for most pods when two replicas see them at one moment. While another replica is at work, each waits with a pod for a random part of a short time: who has the
+shortest wait writes first, and the others see its intent. Nothing depends on it: a replica that waits for one that is dead
 goes on after its own wait.
 Flows in: that another replica was seen. Flows out: seconds.
 """
 
 from __future__ import annotations
 
-import hashlib
+import random
 from enum import Enum
 
 from topobus.process.clock import Clock
@@ -35,12 +35,11 @@ class Stage(Enum):
 class ReplicaTurns:
     """The waits of one replica.
 
-    Args: name — the replica's own; grace_s — how long a replica that is between two of its writes is left to finish.
+    Args: grace_s — how long a replica that is between two of its writes is left to finish.
     """
 
-    def __init__(self, clock: Clock, name: str, grace_s: float) -> None:
+    def __init__(self, clock: Clock, grace_s: float) -> None:
         self._clock = clock
-        self._name = name
         self._grace_s = grace_s
         self._seen_s: float | None = None
         self._until_s: dict[tuple[str, Stage], float] = {}
@@ -57,10 +56,5 @@ class ReplicaTurns:
             return 0.0
         if len(self._until_s) >= _MOST_KEPT:
             self._until_s = {key: until_s for key, until_s in self._until_s.items() if until_s > now_s}
-        longest_s = self._grace_s if stage is Stage.FINISH else _LONGEST_TURN_S * _share(self._name, uid)
+        longest_s = self._grace_s if stage is Stage.FINISH else random.uniform(0.0, _LONGEST_TURN_S)
         return max(0.0, self._until_s.setdefault((uid, stage), now_s + longest_s) - now_s)
-
-
-def _share(name: str, uid: str) -> float:
-    """Give a number from 0 to 1 that is another one for each replica and pod, and always the same."""
-    return int.from_bytes(hashlib.sha256(f"{name}/{uid}".encode()).digest()[:4]) / 2**32

@@ -7,8 +7,8 @@ compare-and-set is dropped, since the watch brings the newer object.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from topobus.controller.commit.allocator import Allocator, Member, member
@@ -26,8 +26,7 @@ from topobus.controller.commit.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.standalone.commit_tasks import CommitTasks, Peer
-from topobus.controller.state.costly_work import CostlyWork
+from topobus.controller.standalone.commit_tasks import CommitTasks
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -43,7 +42,7 @@ from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.process.work_queue import Again, Busy, Result, WorkQueue
+from topobus.process.work_queue import Again, Behind, Busy, Done, Result, WorkQueue
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.timestamps import rfc3339
@@ -55,14 +54,6 @@ _Work = Callable[[], Coroutine[None, None, Result]]
 _MOST_ADVICE = 16
 # Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its turn. One search more may be begun, and may take the whole step budget.
 _ROUND_STEPS = 20_000
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """At which state of the world a claim was last found to be without a way forward."""
-
-    revision: int
-    supply: int
 
 
 class ClaimReconciler:
@@ -92,11 +83,9 @@ class ClaimReconciler:
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
         self._deallocation = deallocation
         self._advice_left = _MOST_ADVICE
-        self._settled: dict[ObjectKey, _Seen] = {}
-        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
-        self.commits = CommitTasks(settings.parallel_asks, settings.retry_s, runtime.clock, wake)
+        self.commits = CommitTasks(settings.parallel_asks, wake)
         """The writes of decided claims, beside the rounds."""
-        self._turns = turns or ReplicaTurns(runtime.clock, "", settings.retry_s)
+        self._turns = turns or ReplicaTurns(runtime.clock, settings.retry_s)
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self.committer = AllocationCommitter(self._writer, ledgers, self._decisions, metrics)
         """Writes attempts and allocations."""
@@ -105,7 +94,7 @@ class ClaimReconciler:
     async def reconcile_all(self) -> None:
         """Advance every claim as far as it goes now."""
         await self._finder.warm()
-        self._expire_refusals()
+        self._finder.refusals.drop(self._is_served)
         self._advice_left = _MOST_ADVICE
         waiting = 0
         # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
@@ -115,33 +104,23 @@ class ClaimReconciler:
                 if stored is None:
                     continue  # gone while the claims before it were worked on
                 waiting += not self._is_allocated(stored.value)
-                if not self.commits.is_busy(key) and not self.commits.rests(key, partial(self._peer, stored)):
+                if not self.commits.is_busy(key):
                     await self._bounded(key, stored, partial(self._reconcile, key, stored))
         self._queue.keep(self._state.objects.keys())
         self._metrics.waiting.set(waiting)
-        self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
         self._deallocation.keep()
-        self.commits.keep(self._state.objects.keys())
 
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
         spent = self._finder.spent
-        self._costly.keep(lambda key: key in self._state.objects)
         async with self.commits.during_round():
-            for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+            for key in self._queue.behind(self._state.unsettled_claims(), self._read):
                 if self._finder.spent - spent > _ROUND_STEPS:
                     return True
-                stored, turn = self._state.objects[key], self._costly.turn_of(key)
-                if not self.commits.is_busy(key):
-                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False))
-                if self._costly.turn_of(key) == turn:
-                    self._costly.drop(key)  # it has what it wanted, or waits for something else
+                stored = self._state.objects.get(key)
+                if stored is not None and not self.commits.is_busy(key):
+                    await self._bounded(key, stored, partial(self._reconcile, key, stored, is_cheap=False), is_costly=True)
         return False
-
-    @property
-    def is_pausing(self) -> bool:
-        """Say whether a costly claim, or one that a node refused, is due again by time alone."""
-        return self._finder.refusals.is_waiting or self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
@@ -149,7 +128,7 @@ class ClaimReconciler:
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
         return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
 
-    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> Result:
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work, *, is_costly: bool = False) -> Result:
         """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
 
         async def guarded() -> Result:
@@ -163,27 +142,35 @@ class ClaimReconciler:
         async def report(reason: Reason) -> None:
             await self.set_condition(key, stored, "Malformed", (reason,))
 
-        version = (stored.revision, self._state.supply, self._state.shared_epoch)
-        return await self._queue.run(key, version, guarded, name=stored.shown, report=report)
+        own = self._own(key, stored)
+        return await self._queue.run(
+            key,
+            (own, self._world()),
+            guarded,
+            name=stored.shown,
+            report=report,
+            narrow=(self._peer(stored), own),
+            is_costly=is_costly,
+        )
 
-    def _peer(self, stored: Stored) -> Peer:
-        """Say what changes when there is a reason to ask a claim's node again."""
+    def _world(self) -> Hashable:
+        """Name what a claim's next step depends on beside itself: what is free, and what it refers to."""
+        return self._state.supply, self._state.shared_epoch
+
+    def _own(self, key: ObjectKey, stored: Stored) -> Hashable:
+        """Name what there is of a claim itself: its version, and whether a pod brings it along."""
+        return stored.revision, bool(self._consumers.waiting(key))
+
+    def _peer(self, stored: Stored) -> Hashable:
+        """Name what changes when there is a reason to ask a claim's silent node again: one such node must not keep all tasks."""
         attempt = stored.known_attempt
-        return Peer(stored.revision, self._state.ledgers.get(attempt.node) if attempt is not None else None)
+        ledger = self._state.ledgers.get(attempt.node) if attempt is not None else None
+        return stored.revision, (ledger.epoch, ledger.sequence) if ledger is not None else None
 
-    def _expire_refusals(self) -> None:
-        """Let refused devices be tried again when their time has come."""
-        stored = self._state.objects
-
-        def is_done(key: Hashable) -> bool:
-            claim = stored.get(key) if isinstance(key, ObjectKey) else None
-            # What is being taken back is on its way to be tried again.
-            return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
-
-        for key in self._finder.refusals.expire(now_s=self._runtime.clock.monotonic(), is_done=is_done):
-            self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
-            if isinstance(key, ObjectKey):
-                self._costly.drop(key)
+    def _is_served(self, key: Hashable) -> bool:
+        """Say whether a claim is gone or has its devices; what is being taken back is on its way to be tried again."""
+        claim = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
+        return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
         if object_parts(stored.value) != key._asdict():
@@ -201,34 +188,26 @@ class ClaimReconciler:
                 await self._deallocation.begin(key, stored, "no pod uses it any more")
             return None
         attempt = stored.claim.attempt
-        if self._leaves_to_another(stored, Stage.PLAN if attempt is None else Stage.FINISH):
-            return None
+        wait_s = self._turns.wait_s(stored.uid, Stage.PLAN if attempt is None else Stage.FINISH)
+        if wait_s > 0:
+            return Again(wait_s)  # left to another replica for a moment
         if attempt is not None:
             # A pod's claims are committed before the pods have their next turn: the oldest goes first, however long its claim's write takes.
             has_users = bool(self._consumers.users(key))
             await self.commits.begin((key,), partial(self._commit_bounded, Attempted(key, stored, attempt)), ends_with_round=has_users)
             return Busy()
         if await self._is_independent(key, stored):
-            drafts = await self._decide(key, stored, is_cheap=is_cheap)
-            if drafts:
-                await self._begin(stored, drafts)
-                return Busy()
-        elif not self._consumers.waiting(key):
+            return await self._decide(key, stored, is_cheap=is_cheap)
+        if not self._consumers.waiting(key):
             await self._deallocation.release_leftovers(key, self._state.objects.get(key, stored))
         return None
 
-    def _leaves_to_another(self, stored: Stored, stage: Stage) -> bool:
-        """Say whether another replica is at work and a claim is left to it for a moment; the loop is woken when that is over."""
-        wait_s = self._turns.wait_s(stored.uid, stage)
-        if wait_s > 0:
-            self.commits.wake_after(wait_s)
-        return wait_s > 0
-
-    async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> None:
+    async def _begin(self, stored: Stored, drafts: Sequence[Draft]) -> Busy:
         """Write a decision beside the round. From now on its devices count as taken, so that the next decision sees it."""
         for draft in drafts:
             self._state.assume(draft.key, draft.value)
         await self.commits.begin([draft.key for draft in drafts], partial(self._write, stored, drafts))
+        return Busy()
 
     async def _write(self, stored: Stored, drafts: Sequence[Draft]) -> None:
         """Write the attempts of a decision's claims, and make them true."""
@@ -239,20 +218,18 @@ class ClaimReconciler:
             return Busy()
 
         try:
-            if isinstance(await self._bounded(drafts[0].key, stored, write_attempts), Again):
-                self.commits.rest(drafts[0].key, self._peer(stored))
-            elif len(group) < len(drafts):
-                self._turns.see_another()
+            result = await self._bounded(drafts[0].key, stored, write_attempts)
         finally:
             # Conflict or silence: what is stored counts, and a write that takes effect later comes by the watch.
             for draft in drafts[len(group) :]:
                 self._state.restore(draft.key)
+        if len(group) < len(drafts) and not isinstance(result, Again):
+            self._turns.see_another()
         for attempted in group:
             await self._commit_bounded(attempted)
 
     async def _commit_bounded(self, attempted: Attempted) -> None:
-        if isinstance(await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted)), Again):
-            self.commits.rest(attempted.key, self._peer(self._state.objects.get(attempted.key, attempted.stored)))
+        await self._bounded(attempted.key, attempted.stored, partial(self._commit, attempted.key, attempted))
 
     async def _commit(self, _: ObjectKey, attempted: Attempted) -> None:
         await self.committer.commit([attempted], self)
@@ -285,7 +262,7 @@ class ClaimReconciler:
         """Drop an attempt that its node refuses; the next round searches again."""
         key, stored, attempt = attempted.key, attempted.stored, attempted.attempt
         devices = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
-        self._finder.refusals.add(key, devices, summarize(refusal.reasons), now_s=self._runtime.clock.monotonic())
+        self._finder.refusals.add(key, devices, summarize(refusal.reasons))
         dropped = await self._writer.write(key, stored.revision, attempts.without_attempt(stored.value))
         if dropped is not None:
             await self.set_condition(key, dropped, "RefusedByNode", refusal.reasons)
@@ -306,36 +283,32 @@ class ClaimReconciler:
         await self.set_condition(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
         return False
 
-    async def _decide(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Sequence[Draft]:
-        """Search for devices; gives the next version of each claim that gets some, none when there is no way forward now.
+    async def _decide(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
+        """Search for devices, and begin to write what was decided; a claim without a way forward is told so.
 
         Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
         """
-        seen = _Seen(stored.revision, self._state.supply)
-        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
-            return ()
         if any(self.commits.is_busy(mate) for mate, _ in self._state.mates(stored.claim)):
-            return ()  # on which node it gets its devices decides on this one's, and is being written
+            return None  # on which node it gets its devices decides on this one's, and is being written
         members = self._together(key, stored)
+        world = self._world()
         nodes = self._state.nodes_for(stored.claim)
         # A number for each node, and only a costly search's entry needs it.
         read = None if is_cheap else self._read(key)
         choice = await self._finder.first(nodes, members, is_cheap=is_cheap)
         if isinstance(choice, tuple):
             node, outcome = choice
-            return next_attempts(node, members, outcome.results)
+            return await self._begin(stored, next_attempts(node, members, outcome.results))
         refused = choice
         if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
-            self._costly.put(key, stored.revision)
-            return ()
+            return Behind(self._own(key, stored))
         await self._finder.refresh(nodes, refused, members)
-        self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
-        await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
-        if not is_cheap:
-            newest = self._state.objects.get(key, stored)
-            self._costly.tried(key, newest.revision, read, now_s=self._runtime.clock.monotonic())
-        return ()
+        reported = await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
+        own, excluded_s = self._own(key, reported), self._finder.refusals.wait_s([each_member.key for each_member in members])
+        if excluded_s < math.inf:
+            return Again(excluded_s, (own, world))
+        return Done((own, world)) if is_cheap else Behind(own, read)
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
         """List the claims to be allocated at once: this one, and those of its pod that wait, too.
@@ -363,15 +336,15 @@ class ClaimReconciler:
         reason: str,
         reasons: tuple[Reason, ...],
         advise: Callable[[], Awaitable[tuple[Reason, ...]]] | None = None,
-    ) -> None:
-        """Put the reasons into the claim's condition, once.
+    ) -> Stored:
+        """Put the reasons into the claim's condition, once; gives the claim with them, or as it was when another writer was first.
 
         Shapes: advise — finds the nearest miss and what would fit; asked only when there is something new to tell.
         """
         claim = stored.value
         message = "; ".join(each_reason.message for each_reason in reasons)
         if lifecycle.has_condition(claim, reason=reason, message=message):
-            return
+            return stored
         self._advice_left -= advise is not None
         advice = await advise() if advise is not None and self._advice_left >= 0 else ()
         self._metrics.decisions.labels("refused").inc()
@@ -383,13 +356,12 @@ class ClaimReconciler:
         api_object = lifecycle.with_advice(api_object, message="; ".join(each_reason.message for each_reason in advice), now=now)
         written = await self._writer.write(key, stored.revision, api_object)
         if written is None:
-            return
-        if key in self._settled:
-            self._settled[key] = _Seen(written.revision, self._settled[key].supply)
+            return stored
         to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")
         refusal = Refusal(reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free)
         op_id = f"refuse-{stored.uid}-{written.revision}"
         await self._decisions.publish("allocate", stored.claim.owner, refusal, op_id=op_id)
+        return written
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))

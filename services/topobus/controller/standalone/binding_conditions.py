@@ -48,9 +48,9 @@ class BindingConditions:
 
     async def reconcile_all(self) -> None:
         """Deallocate claims whose binding failed."""
-        seen: list[ObjectKey] = []
+        seen: set[ObjectKey] = set()
         for key, stored in self._state.claims() if self._state.taints.has_seen_binding else ():
-            seen.append(key)
+            seen.add(key)
             await self._queue.run(key, stored.revision, partial(self._reconcile, key, stored), name=stored.shown)
         self._queue.keep(seen)
 
@@ -88,5 +88,5 @@ class BindingConditions:
             for granted_device in results
             if granted_device.binding_conditions
         ]
-        self._finder.refusals.add(key, devices, f"binding failed: {verdict.why}", now_s=self._clock.monotonic())
+        self._finder.refusals.add(key, devices, f"binding failed: {verdict.why}")
         await self._deallocation.begin(key, stored, f"binding failed: {verdict.why}")

@@ -68,7 +68,7 @@ class Evictor:
         rules = self._state.taints.rules
         if not rules and not self._state.taints.may_evict:
             self._first_seen = {}
-            self._queue.keep(())
+            self._queue.keep(frozenset())
             return
         # What is not seen in this round is gone: if it comes back, its time begins anew.
         self._seen_before, self._first_seen = self._first_seen, {}

@@ -18,9 +18,9 @@ from topobus.controller.commit.allocator import (
     member,
 )
 from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.planner import Planner
-from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.values import (
@@ -75,7 +75,7 @@ class NodeFilter:
         self._finder = finder
         self._planner = planner
         self._consumers = consumers
-        self.refused: RefusalBackoff[str] = RefusalBackoff(settings.retry_s)
+        self.refused: RefusalBackoff[str] = RefusalBackoff(runtime.clock, settings.retry_s)
         """Nodes that said no to a pod a moment ago, by the pod's place."""
 
     async def filter_nodes(
@@ -128,7 +128,7 @@ class NodeFilter:
                 # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
                 for miss in misses:
                     if miss.node in by_name and isinstance(miss.outcome, NoFit) and miss.node not in placements and not is_due:
-                        self.refused.add(key, [miss.node], summarize(miss.outcome.reasons), now_s=self._runtime.clock.monotonic())
+                        self.refused.add(key, [miss.node], summarize(miss.outcome.reasons))
             fits = [node_fit for node_fit in fits if node_fit.node in placements]
         scores = [
             score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of) for node_fit in fits

@@ -24,7 +24,7 @@ from topobus.formats.kubernetes.objects import metadata_of, placed_uid
 from topobus.formats.messages import catalogue
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.process.work_queue import Again, Result, WorkQueue
+from topobus.process.work_queue import Again, Done, Result, WorkQueue
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.ledger import Ledger
 from topobus.values.outcome import Reason, Refusal
@@ -62,7 +62,8 @@ class OrphanedAllocations:
         self._state = state
         self._finder = finder
         self._metrics = metrics
-        self._checked: dict[str, Ledger] = {}
+        self._evidence = 0
+        """Counts what may make an orphan of any holding: each ledger is searched again."""
         self._gone: set[str] = set()
         self._foreign: set[str] = set()
         self._found: dict[str, dict[str, Owner]] = {}
@@ -78,19 +79,20 @@ class OrphanedAllocations:
             self._gone.add(gone.uid)
             # It was here: what the store did not know after it had been lost has been restored since, and deleted.
             self._foreign.discard(Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=gone.uid).key)
-            self._checked.clear()
+            self._evidence += 1
 
     def clear_conclusions(self) -> None:
         """Drop all conclusions from the store: it was lost, so a missing object proves nothing now."""
-        self._checked.clear()
+        self._evidence += 1
         self._gone.clear()
         self._foreign.clear()
 
     async def reconcile_all(self) -> None:
         """Search the ledgers that changed, and release orphans."""
-        for node, ledger in self._unchecked():
-            version = (ledger.epoch, ledger.sequence)
-            await self._queue.run(node, version, partial(self._find_in_ledger, node, ledger), name=f"ledger {node}")
+        for node, ledger in sorted(self._state.ledgers.items()):
+            version = (ledger.epoch, ledger.sequence, self._evidence)
+            if self._queue.is_ready(node, version):  # most are not: nothing is made for them
+                await self._queue.run(node, version, partial(self._find_in_ledger, node, ledger, Done(version)), name=f"ledger {node}")
         self._found = {node: owners for node, owners in self._found.items() if owners and node in self._state.ledgers}
         self._show()
         for node, owners in sorted(self._found.items()):
@@ -103,17 +105,12 @@ class OrphanedAllocations:
         self._queue.keep({*self._state.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
         self._drop_unnamed()
 
-    def _unchecked(self) -> list[tuple[str, Ledger]]:
-        """List the ledgers that have changed since they were searched, by node."""
-        changed = [node for node, ledger in self._state.ledgers.items() if self._checked.get(node) is not ledger]
-        return [(node, self._state.ledgers[node]) for node in sorted(changed)]
-
-    async def _find_in_ledger(self, node: str, ledger: Ledger) -> None:
+    async def _find_in_ledger(self, node: str, ledger: Ledger, done: Done) -> Done:
         """Find the orphans of one ledger."""
         foreign_before = set(self._foreign)
         self._found[node] = await self._orphans_in(ledger)
         self._report_foreign(node, ledger, self._foreign - foreign_before)
-        self._checked[node] = ledger
+        return done
 
     def _report_foreign(self, node: str, ledger: Ledger, keys: Collection[str]) -> None:
         """Warn of holders that were found just now and have no object here: after an older copy of the store what was applied since is gone, and its devices stay held."""

@@ -8,6 +8,7 @@ these were done, so any replica continues with the next.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
@@ -17,14 +18,12 @@ from topobus.controller.commit.claim_users import ClaimUsers
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NodeLedgers
-from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.standalone.allocate_claims import ClaimReconciler
 from topobus.controller.standalone.binding_conditions import BindingConditions
 from topobus.controller.standalone.clean_up_pods import PodCleanup, own_request
 from topobus.controller.standalone.node_filter import NodeFilter, is_held
-from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -49,7 +48,7 @@ from topobus.formats.kubernetes.objects import PLACEMENT_PROTECTION
 from topobus.formats.messages import catalogue
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.process.work_queue import Again, Result, WorkQueue
+from topobus.process.work_queue import Again, Behind, Done, Result, WorkQueue
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import Owner, OwnerKind, PodRequest
@@ -66,7 +65,6 @@ class PodScheduler:
 
     def __init__(
         self,
-        settings: ControllerSettings,
         runtime: Runtime,
         state: StandaloneState,
         finder: Allocator,
@@ -82,7 +80,6 @@ class PodScheduler:
         queue: WorkQueue,
     ) -> None:
         self._queue = queue
-        self._settings = settings
         self._binding = binder
         self._classic = classic
         self._runtime = runtime
@@ -96,53 +93,45 @@ class PodScheduler:
         self._cleanup = PodCleanup(state, self._writer, ledgers)
         self._planner = planner
         self._metrics = metrics
-        self._settled: dict[ObjectKey, Hashable] = {}
-        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
-        self._passing: dict[ObjectKey, tuple[Hashable, float]] = {}
         self._nodes = nodes
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
     async def reconcile_all(self) -> None:
         """Advance every pod as far as it goes now."""
-        for key in self._nodes.refused.expire(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
-            self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
-            if isinstance(key, ObjectKey):
-                self._costly.drop(key)
+        self._nodes.refused.drop(self._is_done)
         looked_at: set[Hashable] = set()
         for key, stored in self._state.claims_with_gone_users():
             looked_at.add(("users", key))
             drop = partial(self._cleanup.drop_gone_users, key, stored)
             await self._queue.run(("users", key), stored.revision, drop, name=stored.shown)
         for key, _ in self._consumers.pods:
-            pod = self._state.objects.get(key)
-            if pod is not None:
-                work = partial(self._reconcile, key, pod)
-                report = partial(self._report, key, pod)
-                looked_at.add(key)
-                await self._queue.run(key, self._version(key, pod), work, name=pod.shown, report=report)
+            looked_at.add(key)
+            await self._bounded(key, is_cheap=True)
         self._queue.keep(looked_at)
-        self._settled = {key: seen for key, seen in self._settled.items() if key in self._state.objects}
-        self._passing = {key: since for key, since in self._passing.items() if key in self._state.objects}
 
     async def reconcile_costly(self) -> bool:
         """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
         spent = self._finder.spent
-        self._costly.keep(lambda key: key in self._state.objects)
-        for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+        for key in self._queue.behind([key for key, _ in self._consumers.pods], self._read):
             if self._finder.spent - spent > _ROUND_STEPS:
                 return True
-            stored, turn = self._state.objects[key], self._costly.turn_of(key)
-            work = partial(self._reconcile, key, stored, is_cheap=False)
-            await self._queue.run(key, self._version(key, stored), work, name=stored.shown, report=partial(self._report, key, stored))
-            if self._costly.turn_of(key) == turn:
-                self._costly.drop(key)  # it has its node, or waits for something else
+            await self._bounded(key, is_cheap=False)
         return False
 
-    @property
-    def is_pausing(self) -> bool:
-        """Say whether a pod with costly claims, or one that a node refused, is due again by time alone."""
-        return self._nodes.refused.is_waiting or self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+    async def _bounded(self, key: ObjectKey, *, is_cheap: bool) -> None:
+        """Advance one pod; what is wrong with it concerns no other."""
+        pod = self._state.objects.get(key)
+        if pod is not None:
+            await self._queue.run(
+                key,
+                (pod.revision, self._world(key)),
+                partial(self._reconcile, key, pod, is_cheap=is_cheap),
+                name=pod.shown,
+                report=partial(self._report, key, pod),
+                narrow=(pod.revision,),
+                is_costly=not is_cheap,
+            )
 
     def _read(self, key: ObjectKey) -> Hashable:
         """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
@@ -153,9 +142,9 @@ class PodScheduler:
         state = self._state
         return state.shared_epoch, state.class_epoch, tuple(state.freedom_of(node) for node in state.nodes())
 
-    def _version(self, key: ObjectKey, stored: Stored) -> Hashable:
-        """Name what a pod's next step depends on: itself, its claims, what they refer to, and what is free."""
-        return stored.revision, self._claim_revisions(key), self._state.shared_epoch, self._state.supply
+    def _world(self, key: ObjectKey) -> Hashable:
+        """Name what a pod's next step depends on beside itself: its claims, what they refer to, and what is free."""
+        return self._claim_revisions(key), self._state.shared_epoch, self._state.supply
 
     async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
         """Say in a pod's condition that it is set aside."""
@@ -165,7 +154,7 @@ class PodScheduler:
         stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         return stored is None or stored.pod.is_bound
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> Result:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
         if not stored.uid:
             return None
         if stored.metadata.deletion_timestamp:
@@ -193,18 +182,15 @@ class PodScheduler:
         if waiting:
             await self._report_waiting(key, stored, "Unschedulable", waiting)
             return None
-        claims = self._claims_of(key)
-        seen = (stored.revision, self._state.supply, tuple(sorted((name, claim.revision) for name, claim in claims.items())))
-        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
-            return None
+        claims, world = self._claims_of(key), self._world(key)
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
         plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False)
-        if isinstance(plan, Blocked) and self._is_passing(key, plan, seen):
-            return Again()
         if isinstance(plan, Blocked):
-            self._settled[key] = seen
-            await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
-            return None
+            version = (stored.revision, world)
+            if all(reason.code == "claim-taken-back" for reason in plan.reasons) and not self._queue.has_waited(key, version):
+                return Again(version=version)  # for a node to let go: people are not told of what is over in a moment
+            reported = await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
+            return Done((reported.revision, world))
         wanted = with_claims(
             own_request(stored.pod), stored.pod, {pod_claim.entry: pod_claim.claim.owner.key for pod_claim in plan.allocated}
         )
@@ -214,28 +200,18 @@ class PodScheduler:
         freedoms = self._freedoms()
         looked = await self._nodes.filter_nodes(key, plan, stored.pod, wanted, placed, is_cheap=is_cheap)
         if looked is None:
-            self._costly.put(key, stored.revision)
-            return None
+            return Behind(stored.revision)
         fits, misses, is_silent = looked
         if not fits:
-            self._settled[key] = seen
-            await self._no_fit(key, stored, plan, misses)
-            if not is_cheap:
-                # Pod and claims as they are now that they have been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
-                newest = self._state.objects.get(key, stored)
-                self._costly.tried(key, newest.revision, (self._claim_revisions(key), freedoms), now_s=self._runtime.clock.monotonic())
-            return Again() if is_silent else None
+            reported = await self._no_fit(key, stored, plan, misses)
+            if is_silent:
+                return Again(version=(reported.revision, world))
+            excluded_s = min(self._nodes.refused.wait_s([key]), self._finder.refusals.wait_s(self._claim_keys(key).values()))
+            if excluded_s < math.inf:
+                return Again(excluded_s, (reported.revision, world))
+            # Claims as they are now that they have been told; what is free as it was before a long search, so that nothing freed meanwhile is missed.
+            return Done((reported.revision, world)) if is_cheap else Behind(reported.revision, (self._claim_revisions(key), freedoms))
         return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
-
-    def _is_passing(self, key: ObjectKey, blocked: Blocked, seen: Hashable) -> bool:
-        """Say whether a pod only waits for a node to let go of its claim, and has not waited long: people are not told of what is over in a moment."""
-        if any(reason.code != "claim-taken-back" for reason in blocked.reasons):
-            return False
-        now_s = self._runtime.clock.monotonic()
-        passing = self._passing.get(key)
-        if passing is None or passing[0] != seen:
-            self._passing[key] = passing = (seen, now_s)
-        return now_s - passing[1] < self._settings.retry_s
 
     async def _take(
         self,
@@ -268,7 +244,7 @@ class PodScheduler:
                 return await self._bind(key, stored, node)
             why = summarize(answer.reasons)
             self._log.info("pod.refused", pod=stored.shown, node=node, why=why)
-            self._nodes.refused.add(key, [node], why, now_s=self._runtime.clock.monotonic())
+            self._nodes.refused.add(key, [node], why)
             misses.append(refusal_of(node, answer))
         retreated = await self._retreat(key, stored)
         if retreated is None:
@@ -313,8 +289,8 @@ class PodScheduler:
                 return Placement(containers=())
         return reply.result
 
-    async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> None:
-        """Take one allocation back where that may help; else say why the pod waits, to it and to its claims."""
+    async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> Stored:
+        """Take one allocation back where that may help; else say why the pod waits, to it and to its claims. Gives the pod as it is then."""
         answer = post_filter(plan, misses)
         if isinstance(answer, TakeBack):
             claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
@@ -325,9 +301,9 @@ class PodScheduler:
             elif claim is not None:
                 # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The reconciler of claims keeps others from binding it.
                 await self._deallocation.begin(claim_key, claim, answer.why)
-            return
+            return stored
         condition, reasons = explain_misses(misses)
-        await self._report_waiting(key, stored, "Unschedulable", reasons)
+        reported = await self._report_waiting(key, stored, "Unschedulable", reasons)
         members = self._nodes.members(plan)
         nodes, outcomes = [miss.node for miss in misses], [miss.outcome for miss in misses]
         for pod_claim in plan.pending:
@@ -337,6 +313,7 @@ class PodScheduler:
                 await self._claims.set_condition(
                     claim_key, claim, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members)
                 )
+        return reported
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
         """Make sure that nobody else binds the pod to what is about to be taken from it; None when somebody has, or changed it otherwise."""
@@ -356,24 +333,22 @@ class PodScheduler:
         protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
         return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
 
-    async def _report_waiting(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
-        """Put the reasons into the pod's condition and into an event, once."""
+    async def _report_waiting(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> Stored:
+        """Put the reasons into the pod's condition and into an event, once; gives the pod with them, or as it was when another writer was first."""
         message = "; ".join(each_reason.message for each_reason in reasons)
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
         if api_object.status == stored.value.status:
-            return
+            return stored
         written = await self._writer.write(key, stored.revision, api_object)
         if written is None:
-            return
-        seen = self._settled.get(key)
-        if isinstance(seen, tuple):
-            self._settled[key] = (written.revision, *seen[1:])
+            return stored
         self._metrics.pods.labels("waiting").inc()
         self._log.info("pod.waiting", pod=stored.shown, reason=reason, why=message)
         metadata = stored.metadata
         op_id = f"schedule-{metadata.uid}-{written.revision}"
         owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid)
         await self._decisions.publish("schedule", owner, Refusal(reasons=tuple(reasons)), op_id=op_id)
+        return written
 
     def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
         return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import secrets
 
 from topobus.controller.bus_copies import BusCopies
 from topobus.controller.classic.drivers import ClassicDriverRunner
@@ -82,7 +81,7 @@ class _Controller:
             deallocation,
             self._queue("claims"),
             self._changed.set,
-            ReplicaTurns(runtime.clock, f"{runtime.node}/{secrets.token_hex(8)}", settings.retry_s),
+            ReplicaTurns(runtime.clock, settings.retry_s),
         )
         self._evictor = Evictor(runtime, self._state, deallocation, self._queue("evictions"))
         self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._queue("binding"))
@@ -92,7 +91,6 @@ class _Controller:
         nodes = NodeFilter(settings, runtime, self._state, finder, self._planner, self._consumers)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
         self._scheduler = PodScheduler(
-            settings,
             runtime,
             self._state,
             finder,
@@ -193,8 +191,6 @@ class _Controller:
             if has_more:
                 self._changed.set()
             waits = [queue.wait_s() for queue in self._queues]
-            if self._scheduler.is_pausing or self._claims.is_pausing or self._claims.commits.is_resting:
-                waits.append(self._settings.retry_s)
             wait_s = min((due_s for due_s in waits if due_s is not None), default=None)
 
     async def _plan(self, request: PlanRequest) -> PlanReply:

@@ -45,7 +45,7 @@ class ClassReconciler:
         classes = dict(self._state.of_kind("deviceclass"))
         for key, stored in classes.items():
             await self._queue.run(key, stored.revision, partial(self._validate_class, key, stored), name=stored.shown)
-        self._queue.keep(classes)
+        self._queue.keep(classes.keys())
 
     async def _validate_class(self, key: ObjectKey, stored: Stored) -> Done:
         """Judge one class and say so in its status."""
