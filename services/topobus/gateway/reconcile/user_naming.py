@@ -10,7 +10,6 @@ import asyncio
 import uuid
 from collections.abc import Callable
 
-from topobus.engine.ledger.holdings import names_of
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.device_plugins.pod_resources import Listing
 from topobus.gateway.node_state import NodeState
@@ -87,9 +86,7 @@ class UserNaming:
                 continue
             op_id = f"name-{uuid.uuid4().hex}"
             try:
-                await self._asks.name_pods(
-                    op_id, allocation.owner, names_of(allocation), decision_id=allocation.decision_id, pods=pods[:_MOST_PODS]
-                )
+                await self._asks.name_pods(op_id, allocation.owner, decision_id=allocation.decision_id, pods=pods[:_MOST_PODS])
             except TopobusError as err:
                 get_logger().warning("pods.untold", owner=key, error=str(err))
         # Kept without uids: what kubelet has listed once and lists no more has ended.
@@ -100,9 +97,7 @@ class UserNaming:
     async def _is_told(self, allocation: Allocation, user: Owner) -> bool:
         owner = allocation.owner
         try:
-            await self._asks.name_user(
-                f"name-{uuid.uuid4().hex}", owner, names_of(allocation), decision_id=allocation.decision_id, user=user
-            )
+            await self._asks.name_pods(f"name-{uuid.uuid4().hex}", owner, decision_id=allocation.decision_id, pods=(user,))
         except TopobusError as err:
             get_logger().warning("user.untold", owner=owner.key, pod=f"{user.namespace}/{user.name}", error=str(err))
             return False

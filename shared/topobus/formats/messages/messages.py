@@ -282,8 +282,8 @@ class AdoptRequest(Adoption, frozen=True, kw_only=True):
     """Write into the ledger what kubelet (or a claim's status) has decided."""
 
     op_id: str
-    decision_id: str = ""
-    """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, or its `pods` if it is a claim's; a later one stays as it is."""
+    names_pods_of: str = ""
+    """A decision: nothing is adopted; what the owner holds by it is used by `pods` from now on, and a later holding stays as it is. Empty: adopt."""
     owned_cpus: CpuSet | None = None
     """CPUs that may be chosen of groups; None: all."""
 
