@@ -103,7 +103,7 @@ class ClaimPreparer:
         logged: device plugins work without the folder, and it may be mended before the first claim comes.
         """
         running = [entry for entry in self._checkpoint.entries() if entry.is_running]
-        # A gateway of before may have written what is forbidden now; its claim is told so when kubelet asks, and the others have their files.
+        # An earlier gateway process may have written what the settings forbid now; its claim is told so when kubelet asks, and the others have their files.
         wanted = [entry for entry in running if entry.cdi is not None and await self._refusal(entry) is None]
         await asyncio.to_thread(self._checkpoint.sweep)
         await self._metadata.restore(self._checkpoint.entries())
