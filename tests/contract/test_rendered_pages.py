@@ -54,7 +54,7 @@ def test_rights_never_reach_everything_when_they_are_rendered(principal: str) ->
         assert subject not in (">", "_INBOX.>", "$JS.API.>", "$KV.>", "topobus.v1.>")
     for verb in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.RESTORE", "STREAM.MSG.DELETE"):
         assert not any(verb in subject for subject in granted["publish"])
-    # One principal makes the catalogue's streams, and updates those of an older release.
+    # One principal makes the catalogue's streams; an operator edits them by its login.
     may_make = [verb for verb in ("STREAM.CREATE", "STREAM.UPDATE") if any(verb in subject for subject in granted["publish"])]
     assert may_make == (["STREAM.CREATE", "STREAM.UPDATE"] if principal == PROVISIONER else [])
 

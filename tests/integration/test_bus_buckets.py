@@ -1,4 +1,4 @@
-"""A state whose classes have buckets of their own: read as if there were one, each class written to its own, and what an older release wrote is seen until it is written anew."""
+"""A state whose classes have buckets of their own: read as if there were one, each class written to its own, and what a relay wrote to the common one is seen until it is written anew."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SSD = {"node": "n1", "device_class": "ssd"}
 
 
 async def _put_in_common(bus: Bus, value: Inventory) -> None:
-    """Write as a release did that knew one bucket only, and as a relay does at a hub."""
+    """Write as a relay does at a hub."""
     key = INVENTORY.key(node=value.node, device_class=value.device_class)
     await bus._states._jetstream.store(f"$KV.{INVENTORY.bucket}.{key}", encode(value), stream=f"KV_{INVENTORY.bucket}", headers={})
 
@@ -45,7 +45,7 @@ async def test_class_is_written_to_its_own_bucket_and_others_to_the_common_one(b
 
 @pytest.mark.parametrize("parts", [{}, {"node": "n1"}, _GPU], ids=["all", "node", "key"])
 async def test_newest_counts_when_a_value_stands_in_both_buckets(bus: Bus, parts: dict[str, str]) -> None:
-    """A store of the release before is read as it is; what its service writes anew replaces it; and what a service that was put back to that release writes, that."""
+    """A node goes from a server of its own to the hub as its central server, and back: what was written last counts, in whichever bucket."""
     await _put_in_common(bus, inventory(4))
     before = await bus.get(INVENTORY, **_GPU)
     listed = [[entry.value.generation for entry in await bus.list(INVENTORY, **parts)]]
@@ -54,16 +54,16 @@ async def test_newest_counts_when_a_value_stands_in_both_buckets(bus: Bus, parts
     listed.append([entry.value.generation for entry in await bus.list(INVENTORY, **parts)])
     own = await bus.fingerprint(INVENTORY, **_GPU)
     await _put_in_common(bus, inventory(6))
-    put_back = await bus.get(INVENTORY, **_GPU)
+    moved_back = await bus.get(INVENTORY, **_GPU)
     listed.append([entry.value.generation for entry in await bus.list(INVENTORY, **parts)])
 
-    assert [entry.value.generation for entry in (before, after, put_back) if entry is not None] == [4, 5, 6]
+    assert [entry.value.generation for entry in (before, after, moved_back) if entry is not None] == [4, 5, 6]
     assert listed == [[4], [5], [6]]
     assert await bus.fingerprint(INVENTORY, **_GPU) != own
 
 
 async def test_watch_tells_changes_of_every_bucket_and_no_older_value_after_a_newer_one(bus: Bus) -> None:
-    """One snapshot with one end, then what comes in any bucket; a deletion in the class's bucket does not bring the older release's value back."""
+    """One snapshot with one end, then what comes in any bucket; a deletion in the class's bucket does not bring the relay's older value back."""
     await _put_in_common(bus, inventory(1))
     await bus.put(INVENTORY, inventory(2), **_GPU)
     async with Reader(bus.watch(INVENTORY, node="n1")) as reader:

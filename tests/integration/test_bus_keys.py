@@ -10,12 +10,10 @@ import pytest_asyncio
 from integration.values import health, inventory
 from topobus.bus.bus import Bus, Change, ChangeKind
 from topobus.bus.feeds import key_feed
-from topobus.bus.server_config.streams import REPUBLISH, stream_names, wanted_streams
+from topobus.bus.server_config.streams import stream_names
 from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY
 from topobus.formats.messages.codec import encode
-from topobus.process.config import NatsSettings
-from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 
@@ -95,24 +93,6 @@ async def test_key_watch_believes_the_store_when_somebody_forges_the_word(bus: B
         (ChangeKind.SNAPSHOT_END, 0),
         (ChangeKind.PUT, 2),
     ]
-
-
-async def test_key_watch_looks_by_itself_when_an_older_release_made_the_bucket(
-    nats_server: NatsServer, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A stream whose writes are said nowhere is looked at, and a line of the log says so and what ends it."""
-    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
-        for config in wanted_streams(1):
-            older = {field: value for field, value in config.items() if field != REPUBLISH}
-            await bus._states._jetstream.call(f"STREAM.CREATE.{config['name']}", older)
-        async with Reader(bus.watch(INVENTORY, **_KEY)) as reader:
-            for generation in (1, 2, 3):
-                await _write(bus, generation)
-                items = await reader.until(lambda items, generation=generation: generation in _generations(items))
-
-    assert _generations(items) == [1, 2, 3]
-    captured = capfd.readouterr()
-    assert "feed.polled" in captured.out + captured.err
 
 
 async def test_nothing_of_one_key_needs_a_consumer(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from integration.values import inventory, release, released
+from integration.values import inventory
 from topobus.bus.bus import Bus
-from topobus.engine.health.silence import Answered
-from topobus.formats.messages.catalogue import INVENTORY, RELEASE
-from topobus.formats.messages.messages import ReleaseReply, ReleaseRequest
+from topobus.formats.messages.catalogue import INVENTORY
 from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
@@ -89,29 +87,3 @@ async def test_process_learns_that_its_clock_is_wrong_and_that_it_is_right_again
     assert log.count("clock.differs") == 1
     assert "next_step" in log
     assert right == "ready"
-
-
-async def test_service_learns_that_its_askers_run_another_release(nats_server: NatsServer, bus: Bus) -> None:
-    """Who answers is told by name which peer is newer, answers it all the same, and says its own release; of a word that is no release it says just that."""
-    readiness = Readiness()
-
-    async def handle(_request: ReleaseRequest) -> ReleaseReply:
-        return released()
-
-    async with (
-        process(nats_server, "topology", readiness=readiness) as topology,
-        process(nats_server, "controller", release_text="9.1.0") as controller,
-        process(nats_server, "gateway", release_text="not a release") as gateway,
-    ):
-        await topology.answer(RELEASE, handle, node="n1")
-        reply = await controller.ask(RELEASE, release(), node="n1", timeout_s=60)
-        sign = await bus.is_answered(RELEASE, timeout_s=60, node="n1")
-        named = readiness.report()["releases"]
-        await gateway.ask(RELEASE, release(), node="n1", timeout_s=60)
-        both = readiness.report()["releases"]
-
-    assert reply == released()
-    assert isinstance(sign, Answered)
-    assert sign.release == bus.release
-    assert named.startswith("ready: controller runs release 9.1.0, newer than")
-    assert "gateway says release 'not a release', which is none" in both

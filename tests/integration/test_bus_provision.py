@@ -13,7 +13,7 @@ import pytest
 from integration.values import inventory
 from topobus.bus.bus import Bus
 from topobus.bus.failures import JetStreamError
-from topobus.bus.server_config.streams import REPUBLISH, stream_names, wanted_streams
+from topobus.bus.server_config.streams import stream_names, wanted_streams
 from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.catalogue import BUCKETS, EVENTS, INVENTORY, LEDGER, PROVISIONER
 from topobus.process.config import NatsSettings
@@ -195,33 +195,6 @@ async def test_provision_refuses_a_stream_that_somebody_made_beforehand(nats_ser
             await bus.provision()
 
         assert next(iter(field)) in (await bus.inspect())[name]
-
-
-async def test_provision_updates_what_an_older_release_made(nats_server: NatsServer) -> None:
-    """Streams without bounds get them, keep what they hold, and are as the catalogue wants them afterwards."""
-    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
-        api = bus._states._jetstream
-        for config in wanted_streams(1):
-            older = {**config, "max_consumers": 16_384, "discard": "new" if config["name"].startswith("KV_") else "old"}
-            older |= {"max_bytes": -1} if config["name"].startswith("KV_") else {"max_msg_size": -1}
-            older.pop(REPUBLISH, None)
-            await api.call(f"STREAM.CREATE.{config['name']}", older)
-        await bus.put(INVENTORY, inventory(1), node="n1", device_class="gpu")
-        await bus.provision()
-
-        info = await api.stream_info(f"KV_{INVENTORY.bucket}")
-        assert info is not None
-        if bus.server_version < (2, 10, 0):
-            # Such a server gives no stream that is there a republish: it is named, and readers of one key look instead of being told.
-            wrong = {text.partition(" is ")[0] for text in (await bus.inspect()).values()}
-            assert wrong == {REPUBLISH}
-        else:
-            assert set((await bus.inspect()).values()) == {""}
-            assert info.config[REPUBLISH]["dest"] == "topobus.v1.inventory.>"
-        assert (info.config["max_bytes"], info.config["discard"]) == (INVENTORY.max_bucket_bytes, "old")
-        stored = await bus.get(INVENTORY, node="n1", device_class="gpu")
-        assert stored is not None
-        assert stored.value == inventory(1)
 
 
 async def test_provision_says_what_room_is_missing_when_the_store_is_too_small(nats_binary: Path, tmp_path: Path) -> None:

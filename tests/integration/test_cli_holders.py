@@ -38,7 +38,7 @@ async def _publish(bus: Bus) -> None:
     held = {
         "n1": (
             Allocation(owner=_POD, decision_id="d-1", holdings=(Holding(container="a", devices={"gpu": ("gpu-0",)}, cpus=CpuSet(0, 1)),)),
-            Allocation(owner=by_plugin, user=_USER, holdings=(Holding(devices={"nic": ("nic-0",)}),)),
+            Allocation(owner=by_plugin, pods=(_USER,), holdings=(Holding(devices={"nic": ("nic-0",)}),)),
         ),
         "n2": (Allocation(owner=claim, pods=(_USER,), holdings=(Holding(devices={"gpu": ("gpu-7", "gpu-3")}),)),),
     }
@@ -83,7 +83,9 @@ async def test_holders_are_narrowed_when_options_say_so(
     _, output, _ = await run_cli(nats_server, "holders", "-o", "json", *arguments)
 
     def shown(holder: dict[str, Any]) -> str:
-        owner = holder["allocation"].get("user") or holder["allocation"]["owner"]
+        owner = holder["allocation"]["owner"]
+        if owner["kind"] == OwnerKind.DEVICE_PLUGIN:
+            (owner,) = holder["allocation"]["pods"]
         return f"{owner['kind']}/{owner['name']}"
 
     assert [shown(holder) for holder in json.loads(output)["holders"]] == wanted

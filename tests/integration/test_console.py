@@ -148,7 +148,7 @@ async def test_stream_tells_no_first_event_of_a_device_that_is_well(bus: Bus) ->
 async def test_stream_tells_who_is_silent_when_topology_says_so_and_when_it_says_nothing_more(bus: Bus) -> None:
     """A device service that its topology hears no more is shown, its devices are Unknown; so is a topology that has stopped to talk, until it talks again."""
     clock = ManualClock()
-    word = NodeAlignment(node=NODE, unheard_classes={"gpu": "2026-11-28T00:00:00.000000Z"}, is_said_every_s=30.0)
+    word = NodeAlignment(node=NODE, unheard_classes={"gpu": "2026-11-28T00:00:00.000000Z"})
     await bus.put(INVENTORY, inventory(1), node=NODE, device_class="gpu")
     await bus.put(ALIGNMENT, word, node=NODE)
     followers = Followers(bus, ConsoleSettings(), clock)

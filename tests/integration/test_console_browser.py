@@ -111,7 +111,7 @@ async def test_drawing_is_that_of_the_command_line_when_a_pod_holds_a_sick_gpu(u
 
 async def test_silent_service_is_shown_first_among_what_is_not_well(url: str, bus: Bus) -> None:
     """A device service that does not answer stands before sick devices, and its row says since when."""
-    word = NodeAlignment(node=NODE, unheard_classes={"nic": "2026-11-28T00:00:00.000000Z"}, is_said_every_s=30.0)
+    word = NodeAlignment(node=NODE, unheard_classes={"nic": "2026-11-28T00:00:00.000000Z"})
     await bus.put(ALIGNMENT, word, node=NODE)
     async with open_page() as page:
         await _drawn(page, url)

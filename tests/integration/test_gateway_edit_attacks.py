@@ -127,7 +127,7 @@ async def test_operator_widens_what_a_class_may_give_when_a_driver_needs_it(rig:
 
 
 async def test_stored_file_is_not_written_again_when_its_class_lost_the_right(rig: Rig, nats: SecuredNats) -> None:
-    """What a gateway of before wrote into its checkpoint is looked at as well: no file after the start, a refusal when kubelet asks, the others as they were."""
+    """What an earlier gateway process wrote into its checkpoint is looked at as well: no file after the start, a refusal when kubelet asks, the others as they were."""
     async with nats.attacker("gpu") as service, rig.kubelet:
         await answer_prepare(service, HONEST, is_common=False)
         async with rig.gateway():

@@ -74,7 +74,7 @@ async def test_process_ends_with_78_and_one_line_when_its_checkpoint_cannot_be_u
 
 
 async def test_second_process_ends_at_once_when_it_could_not_take_over(rig: Rig) -> None:
-    """A downgrade that cannot read the newer one's checkpoint stops the roll-over: the gateway that works is never ended for it."""
+    """A process that cannot read the checkpoint stops the roll-over: the gateway that works is never ended for it."""
     training = ClaimReference(name="training", uid="u-1", drivers=(DRIVER,))
     async with service("gateway", rig.url, settings(rig, "pod-1")) as first:
         await rig.kubelet.wait_for_driver(DRIVER)

@@ -108,7 +108,7 @@ async def test_ledger_names_the_pod_when_kubelet_has_told_whose_the_device_is(ri
 
     assert (str(first.shown), str(second.shown)) == ("pod default/p", "pod default/q")
     assert first.owner == second.owner
-    assert first.decision_id == rig.plane.asks.requests("named")[0].decision_id
+    assert first.decision_id == rig.plane.asks.requests("named")[0].names_pods_of
 
 
 async def test_an_allocation_is_refused_with_the_holder_while_a_claim_is_being_prepared(rig: Rig) -> None:

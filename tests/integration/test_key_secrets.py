@@ -261,7 +261,7 @@ async def test_job_needs_every_right_that_it_has_and_no_other(server: ApiServerS
     made = secret_data(server)
     certificate = made[TLS_SECRET]["tls.crt"]
     for kind, name, data in (
-        ("Secret", SERVER_SECRET, {"users.conf": base64.b64encode(b"# of another release\n").decode()}),
+        ("Secret", SERVER_SECRET, {"users.conf": base64.b64encode(b"# of other rights\n").decode()}),
         ("Secret", TLS_SECRET, {"tls.crt": "", "tls.key": base64.b64encode(made[TLS_SECRET]["tls.key"].encode()).decode()}),
         ("ConfigMap", AUTHORITY_MAP, {"ca.crt": "of another authority"}),
     ):

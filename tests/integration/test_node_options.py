@@ -10,9 +10,10 @@ from msgspec import structs
 
 from support.garbage import write_garbage
 from topobus.bus.bus import Bus, ChangeKind
+from topobus.engine.health.silence import SAID_EVERY_S
 from topobus.formats.messages.catalogue import ALIGNMENT
 from topobus.testing.clock import ManualClock
-from topobus.topology.options import SAID_EVERY_S, AlignmentPublisher
+from topobus.topology.options import AlignmentPublisher
 from topobus.values.idset import CpuSet
 from topobus.values.request import Policy
 from topobus.values.view import AlignmentOptions, NodeAlignment
@@ -24,7 +25,6 @@ MINE = NodeAlignment(
     options=AlignmentOptions(policy=Policy.RESTRICTED),
     reserved_cpus=CpuSet(0, 8),
     reserved_memory={"0": 1 << 30},
-    is_said_every_s=SAID_EVERY_S,
 )
 
 
@@ -57,7 +57,7 @@ async def test_options_are_published_again_when_they_are_deleted(bus: Bus) -> No
 async def test_options_are_left_alone_when_they_stand_there(bus: Bus) -> None:
     """A restart with the same settings writes nothing: the revision stays."""
     revision = await bus.put(ALIGNMENT, MINE, node="n1")
-    other = NodeAlignment(node="n2", is_said_every_s=SAID_EVERY_S)
+    other = NodeAlignment(node="n2")
 
     task = asyncio.create_task(AlignmentPublisher(bus, MINE).run())
     second = asyncio.create_task(AlignmentPublisher(bus, other).run())

@@ -235,7 +235,7 @@ async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int,
 
 
 async def test_logs_are_for_their_own_user_alone(tmp_path: Path) -> None:
-    """What services say of pods and devices is not for everybody on the machine, also where an earlier release has made the folder."""
+    """What services say of pods and devices is not for everybody on the machine, also where the folder was there."""
     (tmp_path / "logs").mkdir(mode=0o755)
     (tmp_path / "logs" / "a.log").touch(mode=0o644)
     statuses: dict[str, ProgramStatus] = {}

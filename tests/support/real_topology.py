@@ -215,7 +215,7 @@ def _done(request: Any, reply: Any) -> str:
     """Name what was done, for the record; empty when it was refused, or changes nothing."""
     match reply:
         case AdoptReply(result=Adopted()):
-            return "named" if request.user is not None and request.decision_id else "adopted"
+            return "named" if request.names_pods_of else "adopted"
         case ReleaseReply(refusal=None):
             return "released"
     return ""

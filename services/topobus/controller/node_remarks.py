@@ -45,7 +45,7 @@ class NodeRemarks:
         self._put(node, _unreadable(state, parts), "")
         writer = _writer_of(state, parts)
         if writer:
-            # What an older release wrote stands until it changes, so that saying nothing means nothing.
+            # What was written with NATS' own tools says nothing of the service.
             is_said = standing(origin.release, self._own) is not Standing.UNSAID
             self._put(node, writer, release_remark(writer, origin.release, self._own) if is_said else "")
         if origin.ahead_s is not None and origin.time_ns >= self._clocks.get(node, 0):

@@ -102,7 +102,7 @@ class NodeRemoval:
         keys = []
         for state in _states():
             for bucket in state.buckets():
-                # The common bucket may have what an older release, or a relay, wrote of a class with a bucket of its own.
+                # The common bucket may have what a relay wrote of a class with a bucket of its own.
                 alone: State[Any] = State(**{**vars(bucket), "classes_apart": ()})
                 for parts in await self._bus.keys(alone, node=node):
                     stored = await self._bus.get_or_last(alone, **parts)

@@ -138,18 +138,9 @@ class NodeAsks:
             annotate(decision_id=reply.result.decision_id, owner=request.owner.key)
         return reply.result
 
-    async def name_pods(
-        self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, decision_id: str, pods: tuple[Owner, ...]
-    ) -> None:
-        """Tell the ledger which pods use a claim that it holds devices for by this decision."""
-        # An older service knows of one user alone.
-        user = pods[0] if pods else None
-        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), user=user, pods=pods, decision_id=decision_id)
-        await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
-
-    async def name_user(self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, decision_id: str, user: Owner) -> None:
-        """Tell the ledger which pod uses what an owner holds by this decision."""
-        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), user=user, decision_id=decision_id)
+    async def name_pods(self, op_id: str, owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
+        """Tell the ledger which pods use what an owner holds by this decision."""
+        request = AdoptRequest(op_id=op_id, owner=owner, devices={}, pods=pods, names_pods_of=decision_id)
         await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
 
     async def release(
@@ -262,7 +253,7 @@ class NodeAsks:
 def configured(
     names: Sequence[str], config: Mapping[str, tuple[dict[str, Any], ...]]
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, tuple[dict[str, Any], ...]]]:
-    """Say once what is the same for all devices, which device services of before know, too; else by device."""
+    """Say once what is the same for all devices, else by device."""
     given = [config.get(name, ()) for name in names]
     is_alike = all(parameters == given[0] for parameters in given)
     return (given[0] if given else (), {}) if is_alike else ((), dict(zip(names, given, strict=True)))

@@ -18,7 +18,6 @@ from topobus.engine.ledger.write_limits import (
     complaint_of_devices,
     complaint_of_memory,
     complaint_of_operation,
-    complaint_of_owner,
     complaint_of_pod,
     complaint_of_pods,
     complaint_of_shares,
@@ -50,7 +49,7 @@ from topobus.values.idset import NodeSet
 from topobus.values.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.pools import resource_split
-from topobus.values.request import Owner, OwnerKind, PodRequest
+from topobus.values.request import Owner, PodRequest
 from topobus.values.timestamps import rfc3339
 from topobus.values.view import NodeView
 
@@ -148,17 +147,12 @@ class AskHandlers:
             or complaint_of_devices(asked.devices)
             or complaint_of_shares(asked.shares)
             or complaint_of_memory(asked.memory)
-            or (complaint_of_owner(asked.user, "user") if asked.user is not None else "")
             or complaint_of_pods(asked.pods)
         )
 
         async def decide(ledger: Ledger) -> Step:
-            if asked.decision_id and (asked.user is not None or asked.pods):
-                # A service of before knows of one user alone, so a claim's first pod stands there, too.
-                user = None if asked.owner.kind is OwnerKind.CLAIM else asked.user
-                return transitions.name_user(
-                    ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.decision_id, user=user, pods=asked.pods
-                )
+            if asked.names_pods_of:
+                return transitions.name_pods(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.names_pods_of, pods=asked.pods)
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(asked.owner, asked.devices, asked.shared, asked.shares, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)

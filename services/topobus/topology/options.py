@@ -14,18 +14,17 @@ from msgspec import structs
 
 from topobus.bus.bus import AmbiguousWrite, Bus, Written
 from topobus.bus.streams.state import ChangeKind
+from topobus.engine.health.silence import SAID_EVERY_S
 from topobus.formats.messages.catalogue import ALIGNMENT
 from topobus.process.clock import Clock, SystemClock, until_tick
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable
 from topobus.values.view import NodeAlignment
 
-__all__ = ["SAID_EVERY_S", "AlignmentPublisher"]
+__all__ = ["AlignmentPublisher"]
 
 # Between two tries to write: nobody waits for it, and the controller's defaults are kubelet's.
 _RETRY_S = 1.0
-SAID_EVERY_S = 30.0
-"""Who misses some of these knows that topology is silent. A thousand nodes say it 33 times a second at the hub; nothing is decided by it, so it may take minutes."""
 
 
 class AlignmentPublisher:
@@ -34,7 +33,7 @@ class AlignmentPublisher:
     def __init__(self, bus: Bus, node_alignment: NodeAlignment, clock: Clock | None = None) -> None:
         self._bus = bus
         self._clock = clock or SystemClock()
-        self._wanted = structs.replace(node_alignment, is_said_every_s=SAID_EVERY_S)
+        self._wanted = node_alignment
         self._stored: NodeAlignment | None = None
         """What stands there, as far as it is of this release."""
         self._revision = 0

@@ -36,9 +36,6 @@ _PART_OF_STORE = 0.95
 # What the CLI may ask, so that a server with users answers it, too.
 _INBOX = f"{inbox_branch(connection_name('cli'), SERVER)}.probe"
 _CONFIG = "topobus-up.conf"
-# Before the bounds of all streams of the release that sized the store; releases that did not say it had 2,496 MiB.
-_BOUNDS = "# For streams of "
-_OLDER_BOUNDS_MIB = 2496
 
 
 class StoreSize(Struct, frozen=True, kw_only=True):
@@ -74,8 +71,7 @@ def write_config(folder: Path, size: StoreSize, users: str = "", *, seen_as: str
     Shapes: seen_as — the folder's path for the server, as its command line says it, too: without it here a server refuses to read its configuration again. users — as `server_configuration` gives them; empty: none. The file holds their passwords, so nobody else may read it.
     """
     store = f'store_dir: "{seen_as}", ' if seen_as else ""
-    bounds = f"{_BOUNDS}{total_bytes() // _MIB} MiB\n"
-    write_whole(folder / _CONFIG, f"{bounds}jetstream {{ {store}max_file_store: {size.max_file_store} }}\n{users}")
+    write_whole(folder / _CONFIG, f"jetstream {{ {store}max_file_store: {size.max_file_store} }}\n{users}")
     return _CONFIG
 
 
@@ -125,14 +121,10 @@ async def _answers_for_jetstream(host: str, port: int, user: str, password: str,
 
 
 def _configured(folder: Path) -> int:
-    """Read the size of the life before; 0 when there was none. Streams keep their bounds, so those that this release adds come on top."""
+    """Read the size of the life before; 0 when there was none."""
     try:
         text = (folder / _CONFIG).read_text(encoding="utf-8")
     except OSError:
         return 0
-    size, bounds = re.search(r"max_file_store: (\d+)", text), re.search(rf"^{_BOUNDS}(\d+) MiB", text, re.MULTILINE)
-    if size is None:
-        return 0
-    now_mib = total_bytes() // _MIB
-    before_mib = min(int(bounds[1]) if bounds else _OLDER_BOUNDS_MIB, now_mib)
-    return -(-int(size[1]) * now_mib // before_mib)
+    size = re.search(r"max_file_store: (\d+)", text)
+    return int(size[1]) if size is not None else 0

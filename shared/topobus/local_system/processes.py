@@ -11,9 +11,8 @@ __all__ = ["is_process", "process_start"]
 
 
 def is_process(pid: int, started: str) -> bool:
-    """Say whether the very process of a note runs; an earlier release noted no boot."""
-    now = process_start(pid) if pid and started else ""
-    return now != "" and started in (now, now.partition("@")[0])
+    """Say whether the very process of a note runs."""
+    return pid != 0 and started != "" and started == process_start(pid)
 
 
 def process_start(pid: int) -> str:

@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from topobus.process.backoff import full_jitter
 from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "die_with_parent", "is_alive", "probe_http"]
@@ -207,17 +208,17 @@ class Supervisor:
         self._changed.set()
 
     async def _keep(self, program: Program, status: ProgramStatus) -> None:
-        pause_s = _FIRST_PAUSE_S
+        attempt = 0
         while True:
             await self._run_once(program, status)
             if self._stopping.is_set():
                 return
             if time.monotonic() - status.started_at > _STEADY_S:
-                pause_s = _FIRST_PAUSE_S
+                attempt = 0
             status.restarts += 1
             self._set(status, ProgramState.RESTARTING)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(full_jitter(attempt, least_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S))
+            attempt += 1
 
     async def _run_once(self, program: Program, status: ProgramStatus) -> None:
         status.started_at = time.monotonic()

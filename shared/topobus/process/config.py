@@ -46,8 +46,7 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What all streams and buckets together may take on the server's disk, when they are made; each one's bound shrinks or grows in proportion. 0: the
     catalogue's own bounds, see docs/reference/contracts.md. Streams that exist keep theirs."""
     provisioner: Literal["controller", "topology"] = "controller"
-    """Which service makes the streams of this server and updates those of older releases, where each process is a NATS user of its own. `controller`: a central server,
-    and the hub. `topology`: a node's own server, where no controller runs; all services of the node are told the same. Stand-alone
+    """Which service makes the streams of this server, where each process is a NATS user of its own. `controller`: a central server, and the hub. `topology`: a node's own server, where no controller runs; all services of the node are told the same. Stand-alone
     claims are not there: the gateway prepares claims of a Kubernetes API server alone then (`cluster.mode`)."""
     timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     """How long one JetStream request may take. 5 s: longer than a leader election usually takes on an idle cluster."""

@@ -15,7 +15,7 @@ from topobus.values.idset import CpuSet
 from topobus.values.maintenance import DeviceOperation
 from topobus.values.names import Generation
 from topobus.values.outcome import MemoryBlock, Placement, Refusal
-from topobus.values.request import Owner, PodRequest
+from topobus.values.request import Owner, OwnerKind, PodRequest
 from topobus.values.view import NodeView
 
 __all__ = [
@@ -65,10 +65,14 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decision_id: str = ""
     is_prepared: bool = False
     """True from the adoption of a claim until the gateway has undone it: containers may be using the devices, so only the gateway's word frees them."""
-    user: Owner | None = None
-    """The pod that uses it, where the owner does not say it: kubelet's Allocate names no pod, its PodResources does so afterwards. Holds nothing itself."""
     pods: tuple[Owner, ...] = ()
-    """The pods that use a claim, sorted; one that kubelet alone has named has no uid. They hold nothing themselves."""
+    """The pods that use it, sorted, where the owner does not say it: those of a claim, and the one of kubelet's Allocate, which names none; its PodResources does so
+    afterwards. One that kubelet alone has named has no uid. They hold nothing themselves."""
+
+    @property
+    def user(self) -> Owner | None:
+        """The pod for which kubelet has allocated, where it is known; None of any other owner."""
+        return self.pods[0] if self.pods and self.owner.kind is OwnerKind.DEVICE_PLUGIN else None
 
     @property
     def shown(self) -> Owner:
@@ -94,10 +98,8 @@ class Adoption(Struct, frozen=True, kw_only=True):
     """Memory by NUMA node that goes with it."""
     container: str = ""
     """The container that holds it, where that is known."""
-    user: Owner | None = None
-    """The pod that uses the devices, where the owner does not say it."""
     pods: tuple[Owner, ...] = ()
-    """The pods that use a claim, 256 at most."""
+    """The pods that use the devices, where the owner does not say it; 256 at most."""
     group_cpus: dict[str, int] = {}
     """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the ledger's writer chooses."""
 

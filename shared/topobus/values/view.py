@@ -96,8 +96,6 @@ class NodeAlignment(Struct, frozen=True, kw_only=True):
     """Bytes of ordinary memory by NUMA node that are never handed out; keys are node ids."""
     unheard_classes: dict[str, str] = {}
     """Class whose service keeps silent to since when (RFC 3339, UTC), as the node's topology sees it: nothing of it is handed out."""
-    is_said_every_s: float = 0.0
-    """How often topology says this anew, in seconds, so that who only reads hears when it has stopped; 0: an older release, whose silence says nothing."""
 
 
 class NumaMemory(Struct, frozen=True, kw_only=True):

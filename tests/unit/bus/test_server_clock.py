@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from structlog.testing import capture_logs
 
-from topobus.bus.connection.asker_releases import AskerReleases
 from topobus.bus.connection.server_clock import ServerClock
-from topobus.process.quiet import QuietLog
 from topobus.process.readiness import Readiness
-from topobus.testing.clock import ManualClock
 
 
 @pytest.mark.parametrize(
@@ -61,38 +57,3 @@ def test_write_is_compared_once_with_the_time_at_which_it_was_stored() -> None:
 
     assert unmeasured is None
     assert clock.ahead_s == pytest.approx(5.005)
-
-
-def test_askers_of_other_releases_are_remarked_until_they_say_ours() -> None:
-    """Each service that asks has one remark, the newest; who says nothing, a person's command and who has no name change nothing."""
-    readiness = Readiness()
-    askers = AskerReleases(readiness, "0.2.0", QuietLog(ManualClock()))
-    askers.note("gateway", "0.2.9")
-    askers.note("topobus-cli", "0.1.0")
-    askers.note("", "0.1.0")
-    quiet = readiness.report()
-    askers.note("controller", "0.3.0")
-    askers.note("controller", "")
-    remarked = readiness.report()["releases"]
-    askers.note("controller", "0.2.1")
-
-    assert quiet == {}
-    assert "controller runs release 0.3.0, newer than 0.2.0 here" in remarked
-    assert readiness.report() == {"releases": "ready"}
-
-
-def test_two_releases_of_one_asker_cost_a_line_each_ten_seconds() -> None:
-    """While an older instance is replaced both ask in turn: the remark follows each, the log does not."""
-    readiness, clock = Readiness(), ManualClock()
-    askers = AskerReleases(readiness, "0.2.0", QuietLog(clock))
-    with capture_logs() as lines:
-        for release in ("0.1.0", "0.2.0") * 20:
-            askers.note("gateway", release)
-        clock.advance(10.0)
-        askers.note("gateway", "0.1.0")
-
-    assert [(line["event"], line["asker"], line["count"]) for line in lines] == [
-        ("release.differs", "gateway", 1),
-        ("release.differs", "gateway", 20),
-    ]
-    assert "gateway runs release 0.1.0" in readiness.report()["releases"]

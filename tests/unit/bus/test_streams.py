@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from topobus.bus.server_config.nats_permissions import render_server
-from topobus.bus.server_config.streams import REPUBLISH, DifferenceKind, differences, stream_names, total_bytes, updated, wanted_streams
+from topobus.bus.server_config.streams import REPUBLISH, DifferenceKind, differences, stream_names, total_bytes, wanted_streams
 from topobus.formats.messages.catalogue import EVENTS, STATES
 
 _WANTED = {config["name"]: config for config in wanted_streams(1)}
@@ -43,6 +43,9 @@ _TAMPERED: dict[str, dict[str, Any]] = {
     "starving": {"max_bytes": 1024},
     "no-consumers": {"max_consumers": 1},
     "rollup": {"allow_rollup_hdrs": True},
+    "silent": {REPUBLISH: None},
+    "unbounded": {"max_bytes": -1},
+    "refusing": {"discard": "new"},
 }
 
 
@@ -72,17 +75,6 @@ def test_stream_is_left_alone_when_an_operator_chose_what_harms_nobody(choice: d
     assert [difference.kind for difference in found_differences] == [DifferenceKind.HARMLESS]
 
 
-def test_stream_is_outdated_when_a_release_that_announced_nothing_made_it() -> None:
-    """A bucket whose writes are not said anywhere is updated, and nothing else of it; a server that cannot do that keeps it as it is."""
-    older = {field: value for field, value in _WANTED[_BUCKET].items() if field != REPUBLISH}
-
-    assert [(difference.field, difference.kind) for difference in differences(older, _WANTED[_BUCKET])] == [
-        (REPUBLISH, DifferenceKind.OUTDATED)
-    ]
-    assert updated(older, _WANTED[_BUCKET], size_bytes=0) == _WANTED[_BUCKET]
-    assert updated(older, _WANTED[_BUCKET], size_bytes=0, leaving=frozenset({REPUBLISH})) == older
-
-
 def test_bucket_says_that_a_key_was_written_and_never_what() -> None:
     """Each bucket's writes are said at the subjects of its noun, where the message is as empty as a forged one could be; an event is said again as it is."""
     for state in STATES:
@@ -94,17 +86,6 @@ def test_bucket_says_that_a_key_was_written_and_never_what() -> None:
     for event in EVENTS:
         assert _WANTED[event.stream][REPUBLISH] == {"src": f"topobus.v1.{event.name}.>", "dest": f"topobus.v1.stored.{event.name}.>"}
     assert [name for name, config in _WANTED.items() if REPUBLISH not in config] == []
-
-
-def test_stream_is_brought_up_to_date_when_a_release_without_bounds_made_it() -> None:
-    """The older release's values are replaced and nothing else; the bound leaves room for as much again as is stored."""
-    older = {**_WANTED[_BUCKET], "max_bytes": -1, "discard": "new", "placement": {"tags": ["ssd"]}}
-
-    small = updated(older, _WANTED[_BUCKET], size_bytes=10)
-    large = updated(older, _WANTED[_BUCKET], size_bytes=2**30)
-
-    assert small == {**_WANTED[_BUCKET], "placement": {"tags": ["ssd"]}}
-    assert large == {**small, "max_bytes": 2**31}
 
 
 def test_streams_fit_the_shipped_store_when_all_are_full() -> None:

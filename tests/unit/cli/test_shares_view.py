@@ -19,7 +19,7 @@ from topobus.values.request import Owner, OwnerKind
 def allocation(owner: Owner, share: HeldShare, user: Owner | None = None) -> Allocation:
     """A share of the GPU."""
     holding = Holding(devices={"gpu": ("gpu-0",)}, shared={"gpu": ("gpu-0",)}, shares={"gpu": {"gpu-0": share}})
-    return Allocation(owner=owner, holdings=(holding,), user=user)
+    return Allocation(owner=owner, holdings=(holding,), pods=(user,) if user is not None else ())
 
 
 def drawn(ledger: Ledger) -> list[list[str]]:

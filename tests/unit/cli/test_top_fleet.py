@@ -103,7 +103,7 @@ def test_topology_is_silent_when_it_has_said_nothing_for_long() -> None:
     now = 0.0
     fleet = Fleet(lambda: now)
     _add(fleet, "n1")
-    fleet.take_alignment(_put(NodeAlignment(node="n1", is_said_every_s=30.0), node="n1"))
+    fleet.take_alignment(_put(NodeAlignment(node="n1"), node="n1"))
     at_first = fleet.listen()
     now = 200.0
     away = fleet.listen(is_connected=False)

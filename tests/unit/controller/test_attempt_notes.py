@@ -1,4 +1,4 @@
-"""The notes of attempts as replicas wrote them: what stands in a claim from before an update of the controller is read by the one after it."""
+"""The notes of attempts as replicas write them: what one has noted in a claim is read by any other."""
 
 from __future__ import annotations
 
@@ -47,15 +47,14 @@ _RESULTS = (
 )
 _OPAQUE_TEXT = '"opaque":{"driver":"gpu.example.com","parameters":{"kind":"Tune","ratio":0.5,"steps":[1,2]}}}'
 _WISHES = '"wishes":{"policy":"restricted","scope":null,"locality":[]}'
-# As the controller wrote them when each home had a type of its own for them.
 STAND_ALONE = (
     f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS},'
     f'"config":[{{"source":"FromClass","requests":["r"],{_OPAQUE_TEXT}]}}}},{_WISHES},"copies":{{"1":0}}}}'
 )
 CLUSTER = (
     f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS},'
-    f'"config":[{{"source":"FromClass","requests":["r"],{_OPAQUE_TEXT},{{"source":"FromClaim","requests":["r"],{_OPAQUE_TEXT}]}}}},'
-    f'{_WISHES},"pod":"uid-p","refused":["n2","n3"]}}'
+    f'"config":[{{"source":"FromClass","requests":["r"],{_OPAQUE_TEXT}]}}}},'
+    f'{_WISHES},"copies":{{"1":0}},"pod":"uid-p","refused":["n2","n3"]}}'
 )
 CLUSTER_SHORT = (
     f'{{"number":3,"node":"n1","allocation":{{"devices":{{{_RESULTS}}}}},{_WISHES},"is_short":true,"pod":"uid-p","refused":["n2","n3"]}}'
@@ -76,8 +75,8 @@ def _noted(text: str) -> ApiObject:
     ],
     ids=["stand-alone", "cluster", "withdrawn"],
 )
-def test_note_is_read_and_written_as_it_was_when_a_replica_of_before_wrote_it(text: str, attempt: Attempt) -> None:
-    """The recorded text reads as the attempt, and the attempt is written as the very text: replicas of before and after work side by side."""
+def test_note_is_read_and_written_as_it_stands_in_a_claim(text: str, attempt: Attempt) -> None:
+    """The text reads as the attempt, and the attempt is written as the very text: replicas work side by side."""
     assert attempt_of(_noted(text)) == attempt
     assert with_attempt(CLAIM, attempt).metadata["annotations"]["topobus.dev/attempt"] == text
 

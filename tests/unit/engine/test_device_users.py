@@ -27,7 +27,10 @@ def _owner(kind: OwnerKind, name: str = "x") -> Owner:
         pytest.param(Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU, pods=(POD,)), "gpu", {"gpu-0": (POD,)}, id="a claim"),
         pytest.param(Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU), "gpu", {"gpu-0": ()}, id="a claim of nobody"),
         pytest.param(
-            Allocation(owner=_owner(OwnerKind.DEVICE_PLUGIN), holdings=GPU, user=UNNAMED), "gpu", {"gpu-0": (UNNAMED,)}, id="an allocation"
+            Allocation(owner=_owner(OwnerKind.DEVICE_PLUGIN), holdings=GPU, pods=(UNNAMED,)),
+            "gpu",
+            {"gpu-0": (UNNAMED,)},
+            id="an allocation",
         ),
         pytest.param(
             Allocation(owner=_owner(OwnerKind.CONTAINER, "trainer"), holdings=(Holding(cpus=CpuSet(3)),)),

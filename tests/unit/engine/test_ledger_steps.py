@@ -37,7 +37,7 @@ def _adopt(ledger: Ledger, owner: Owner = CLAIM, op_id: str = "op", **devices: t
 STEPS: dict[str, Callable[[Ledger], Step | Refusal]] = {
     "reserve": _reserve,
     "commit": lambda ledger: transitions.commit(ledger, op_id="op", owner=pod("trainer", container(gpu=1)).owner, decision_id="d-1"),
-    "name-user": lambda ledger: transitions.name_user(ledger, op_id="op", owner=CLAIM, decision_id="d-op-2", user=owner("trainer")),
+    "name-pods": lambda ledger: transitions.name_pods(ledger, op_id="op", owner=CLAIM, decision_id="d-op-2", pods=(owner("trainer"),)),
     "refusal": lambda ledger: transitions.record_refusal(ledger, op_id="op", verb="place", owner=CLAIM, decision_id="d-1", refusal=REFUSAL),
 }
 

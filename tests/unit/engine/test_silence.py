@@ -44,15 +44,15 @@ def test_service_is_silent_after_the_time_of_its_kind_when_it_does_not_answer(an
 
 
 def test_words_tell_who_is_silent_when_a_service_or_topology_stops() -> None:
-    """Device services by topology's word, topology by the lack of it; a bus that was away is no silence, an older release's silence says nothing, a node that is gone neither."""
+    """Device services by topology's word, topology by the lack of it; a bus that was away is no silence, a node that is gone neither."""
     words = Words()
-    for node, every_s in (("n1", 30.0), ("old", 0.0), ("gone", 30.0)):
-        words.note(node, NodeAlignment(node=node, unheard_classes={"nic": "08:00"}, is_said_every_s=every_s), at=0.0, said_at="09:00")
+    for node in ("n1", "gone"):
+        words.note(node, NodeAlignment(node=node, unheard_classes={"nic": "08:00"}), at=0.0, said_at="09:00")
     words.drop("gone")
 
-    late, old = words.silent("n1", 101.0), words.silent("old", 1e6)
+    late = words.silent("n1", 101.0)
     words.excuse(101.0)
 
     assert late == {"nic": "08:00", TOPOLOGY: "09:00"}
-    assert words.silent("n1", 102.0) == old == {"nic": "08:00"}
-    assert (words.silent("gone", 1e6), words.nodes) == ({}, ("n1", "old"))
+    assert words.silent("n1", 102.0) == {"nic": "08:00"}
+    assert (words.silent("gone", 1e6), words.nodes) == ({}, ("n1",))

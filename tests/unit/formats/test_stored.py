@@ -48,7 +48,7 @@ def inventory(count: int, health: DeviceHealth = SICK) -> Inventory:
 
 
 def test_value_is_plain_json_when_it_fits() -> None:
-    """What readers of an older version, and people with NATS' own tools, could read stays readable for them."""
+    """People with NATS' own tools can read it."""
     value = inventory(500)
 
     assert to_stored(INVENTORY, value, where="x") == encode(value)

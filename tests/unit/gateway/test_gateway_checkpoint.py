@@ -1,8 +1,7 @@
-"""Promises of the checkpoint: on disk when said so, never taken for empty, readable by older and newer versions."""
+"""Promises of the checkpoint: on disk when said so, never taken for empty, of its own version alone."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -77,42 +76,6 @@ def test_checkpoint_stops_the_gateway_when_it_cannot_be_read(tmp_path: Path, tex
     assert part in refused.value.message
     assert "move it away" in refused.value.next_step
     assert path.read_text() == text
-
-
-async def test_checkpoint_keeps_fields_of_a_newer_version_when_it_writes(tmp_path: Path) -> None:
-    """A downgrade works, and so does the upgrade after it: what is not known stays with its file, and with its claim until that is prepared anew."""
-    path = tmp_path / "checkpoint.json"
-    checkpoint = Checkpoint.load(path)
-    for uid in ("u-1", "u-2"):
-        await checkpoint.put(entry(uid))
-    raw = json.loads(path.read_text())
-    raw["madeBy"] = "the future"
-    for each_entry in raw["entries"]:
-        each_entry["fromTheFuture"] = each_entry["uid"]
-        each_entry["devices"][0]["lane"] = 7
-    path.write_text(json.dumps(raw))
-
-    older = Checkpoint.load(path)
-    entries = older.entries()
-    await older.put(entry("u-1", is_prepared=True))
-    await older.put(msgspec.structs.replace(entry("u-2"), attempt="a-2"))
-    await older.put(entry("u-3"))
-
-    written = json.loads(path.read_text())
-    assert entries == (entry("u-1"), entry("u-2"))
-    assert written["madeBy"] == "the future"
-    assert {each_entry["uid"]: each_entry.get("fromTheFuture") for each_entry in written["entries"]} == {
-        "u-1": "u-1",
-        "u-2": None,
-        "u-3": None,
-    }
-    # Within a part that is as it was, too.
-    assert {each_entry["uid"]: each_entry["devices"][0].get("lane") for each_entry in written["entries"]} == {
-        "u-1": 7,
-        "u-2": None,
-        "u-3": None,
-    }
-    assert Checkpoint.load(path).entries() == older.entries()
 
 
 def test_checkpoint_stops_the_gateway_when_a_link_leads_nowhere(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_
     """The same devices are handed out again before our copy of the ledger says so: the new allocation is told all the same, and each once."""
     named: list[str] = []
 
-    async def name_user(_op_id: str, _owner: Owner, _devices: Any, *, decision_id: str, user: Owner) -> None:
-        named.append(f"{decision_id} {user.name}")
+    async def name_pods(_op_id: str, _owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
+        named.append(f"{decision_id} {pods[0].name}")
 
     # Handed out twice already, while the copy still shows the first allocation.
     state = SimpleNamespace(ledger=ledger(3, "d-1"), times_handed_out=lambda _owner: 2)
-    naming = UserNaming(SimpleNamespace(), state, SimpleNamespace(name_user=name_user), 1.0)  # type: ignore[arg-type]  # what naming uses of them
+    naming = UserNaming(SimpleNamespace(), state, SimpleNamespace(name_pods=name_pods), 1.0)  # type: ignore[arg-type]  # what naming uses of them
     listing: Any = SimpleNamespace(uses=(USE,))
 
     await naming.name(listing)
@@ -51,16 +51,16 @@ async def test_naming_goes_on_when_the_allocation_is_gone_before_topology_fails_
     asked, is_away = asyncio.Event(), asyncio.Event()
     named: list[str] = []
 
-    async def name_user(_op_id: str, _owner: Owner, _devices: Any, *, decision_id: str, user: Owner) -> None:
+    async def name_pods(_op_id: str, _owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
         if is_away.is_set():
-            named.append(f"{decision_id} {user.name}")
+            named.append(f"{decision_id} {pods[0].name}")
             return
         asked.set()
         await is_away.wait()
         raise PeerUnavailable("no answer")
 
     state = SimpleNamespace(ledger=ledger(3, "d-1"), times_handed_out=lambda _owner: 1)
-    naming = UserNaming(SimpleNamespace(), state, SimpleNamespace(name_user=name_user), 1.0)  # type: ignore[arg-type]  # what naming uses of them
+    naming = UserNaming(SimpleNamespace(), state, SimpleNamespace(name_pods=name_pods), 1.0)  # type: ignore[arg-type]  # what naming uses of them
     listing: Any = SimpleNamespace(uses=(USE,))
 
     loop = asyncio.create_task(naming.name(listing))

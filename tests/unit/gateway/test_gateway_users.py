@@ -39,7 +39,7 @@ def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
 )
 def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(user: Owner | None, uses: tuple[PodUse, ...], users: list[Owner]) -> None:
     """One pod with a device of the allocation, through its resource, is its user; anything less certain says nothing."""
-    found_unnamed_users = unnamed_users(_ledger(structs.replace(HELD, user=user)), uses)
+    found_unnamed_users = unnamed_users(_ledger(structs.replace(HELD, pods=(user,) if user is not None else ())), uses)
 
     assert [user for _, user in found_unnamed_users] == users
 
@@ -49,7 +49,7 @@ def test_nameless_lists_allocations_of_kubelets_alone_when_claims_hold_devices_t
     claim = Allocation(owner=CLAIM, holdings=(Holding(devices={"gpu": ("gpu-2",)}),))
 
     assert nameless(_ledger(HELD, claim)) == (HELD,)
-    assert nameless(_ledger(structs.replace(HELD, user=A), claim)) == nameless(None) == ()
+    assert nameless(_ledger(structs.replace(HELD, pods=(A,)), claim)) == nameless(None) == ()
 
 
 RESERVED = Owner(kind=OwnerKind.POD, name="a", uid="u-a")

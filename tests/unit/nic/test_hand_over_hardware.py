@@ -272,20 +272,3 @@ def test_card_is_known_after_a_reboot_by_its_permanent_address(host: SimulatedHo
 
     assert taken.outcome == outcome
     assert (shown(card) == before) is (outcome == "lost")
-
-
-def test_record_of_an_earlier_release_finds_its_interface(host: SimulatedHost) -> None:
-    """It says neither boot nor inode: a pod that runs over the update gets its interface taken back all the same."""
-    for name in ("ens1v0", "ens2"):
-        record = DeviceRecord()
-        give(host, name, record, interface={"name": "net1"})
-        record = read_again(record)
-        for step in record.steps:
-            for key in ("boot_id", "device_inode", "is_virtual_function", "port_name", "device_port"):
-                (step.before.get("state") or {}).pop(key, None)
-            if "state" in step.before and name == "ens1v0":
-                step.before["state"]["permanent_mac"] = "06:00:00:00:00:01"
-
-        taken = take_back(host.places, POD, record)
-
-        assert taken == TakenBack(outcome="restored", name=name)

@@ -45,10 +45,9 @@ def record_of(boot: str) -> DeviceRecord:
     return record
 
 
-@pytest.mark.parametrize("boot", ["now", ""], ids=["this boot", "an earlier release"])
-def test_return_is_waited_for_while_a_device_is_out_of_sight(places: Places, boot: str) -> None:
+def test_return_is_waited_for_while_a_device_is_out_of_sight(places: Places) -> None:
     """The kernel returns it when the pod's processes have closed it."""
-    record = record_of(boot)
+    record = record_of("now")
 
     with pytest.raises(HardwareError, match="mlx5_0 is not back on the host yet"):
         take_back_rdma(places, "", record)

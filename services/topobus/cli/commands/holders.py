@@ -95,9 +95,7 @@ def allocations_of_pod(ledgers: Iterable[Ledger], namespace: str, name: str) -> 
         for ledger in ledgers
         for node, allocation in _allocations(ledger)
         if any(
-            (owner.kind, owner.namespace, owner.name) == (OwnerKind.POD, namespace, name)
-            for owner in (allocation.owner, allocation.user, *allocation.pods)
-            if owner is not None
+            (owner.kind, owner.namespace, owner.name) == (OwnerKind.POD, namespace, name) for owner in (allocation.owner, *allocation.pods)
         )
     ]
 
@@ -140,7 +138,7 @@ def _row(node: str, allocation: Allocation) -> Row:
             Text(str(owner) + phase, "name"),
             node,
             "; ".join(parts) or "nothing",
-            ", ".join(f"{pod.namespace}/{pod.name}" for pod in allocation.pods) or "-",
+            ", ".join(f"{pod.namespace}/{pod.name}" for pod in allocation.pods if pod != owner) or "-",
             way,
             allocation.decision_id or "-",
         ),

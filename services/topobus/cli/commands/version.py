@@ -11,7 +11,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from topobus.bus.bus import Bus
-from topobus.bus.connection.asker_releases import OWN_RELEASE
+from topobus.bus.connection.connection import OWN_RELEASE
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.responding_services import side_by_side, silence_text
@@ -27,7 +27,6 @@ __all__ = ["version"]
 
 # A service that runs and is busy says its version all the same; where nobody listens the server says so at once.
 _PATIENCE_S = 5.0
-_UNSAID = "runs, and does not say its version"
 
 
 class ServiceVersion(Struct, frozen=True, kw_only=True):
@@ -105,8 +104,7 @@ async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
             # These answer nothing: what they wrote says their version.
             for service, entries in (("discovery", machines), ("relay", relays)):
                 if (entry := entries.get(node)) is not None:
-                    remark = "wrote its state last" if entry.origin.release else "wrote its state, and does not say its version"
-                    services.append(ServiceVersion(node=node, service=service, version=entry.origin.release, remark=remark))
+                    services.append(ServiceVersion(node=node, service=service, version=entry.origin.release, remark="wrote its state last"))
             services += answers[node]
         controller = await bus.is_answered(PLAN, timeout_s=_PATIENCE_S, node=CLUSTER)
         return server, [*services, _service("", "controller", controller)]
@@ -123,5 +121,5 @@ async def _of_node(bus: Bus, node: str, classes: list[str]) -> list[ServiceVersi
 
 def _service(node: str, service: str, sign: Answered | Silent) -> ServiceVersion:
     if isinstance(sign, Answered):
-        return ServiceVersion(node=node, service=service, version=sign.release, remark="" if sign.release else _UNSAID)
+        return ServiceVersion(node=node, service=service, version=sign.release)
     return ServiceVersion(node=node, service=service, version="", remark=silence_text(sign, _PATIENCE_S))

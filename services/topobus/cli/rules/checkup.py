@@ -417,17 +417,12 @@ def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def check_registrations(
-    node: str, registrations: KubeletRegistrations | None, rivals: Mapping[str, str], *, has_devices: bool
-) -> list[Finding]:
+def check_registrations(node: str, registrations: KubeletRegistrations, rivals: Mapping[str, str], *, has_devices: bool) -> list[Finding]:
     """Judge what kubelet knows of a gateway that answers, as the gateway tells it.
 
     Shapes: rivals — resources that the gateway leaves to others, which `check_rivals` judges; has_devices — the node has something to offer, so kubelet must know of it.
     """
     gateway, what = f"{node}: gateway", f"{node}: kubelet"
-    if registrations is None:
-        step = "upgrade the gateway to this release"
-        return [Finding(level=Level.WARN, what=gateway, found="answers, and does not say what kubelet knows of it", next_step=step)]
     answers = Finding(level=Level.OK, what=gateway, found="answers")
     if not registrations.has_kubelet:
         text = f"none where the gateway looks: {registrations.folder} there has no kubelet.sock"

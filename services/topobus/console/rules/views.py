@@ -152,7 +152,7 @@ def _holders_of(ledger: Holders | None, device_class: str, name: str) -> list[Ow
         owner
         for allocation in (ledger.allocations if ledger is not None else {}).values()
         if any(name in holding.devices.get(device_class, ()) for holding in allocation.holdings)
-        for owner in (allocation.shown, *allocation.pods)
+        for owner in dict.fromkeys((allocation.shown, *allocation.pods))
     ]
 
 

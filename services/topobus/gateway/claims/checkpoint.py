@@ -1,14 +1,12 @@
 """The node checkpoint: a file of the claims that this node has prepared or has begun to prepare, written before kubelet gets an answer.
 
 Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced as a whole and synced. A file that cannot be read stops the gateway; to take it for
-empty would forget devices that containers use. Unknown fields stay with their entry while it is the same preparation, so a downgrade and the upgrade after it work.
-Another number in `version` means that keeping unknown fields is not enough; such a file is refused.
+empty would forget devices that containers use. Another number in `version` is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from msgspec import Struct
 
 from topobus.devicekit.containers.cdi_files import remove_leftovers, write
 from topobus.formats.containers.cdi import CdiSpec
-from topobus.formats.messages.codec import decode, encode, to_builtins
+from topobus.formats.messages.codec import decode, encode
 from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
@@ -116,44 +114,10 @@ class _Version(Struct, frozen=True, kw_only=True):
     version: int
 
 
-class _Unknown:
-    """What a newer gateway wrote and we do not know: of the file, and of each entry with the preparation that it belongs to."""
-
-    def __init__(
-        self, file: dict[str, Any] | None = None, entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] | None = None
-    ) -> None:
-        """Keep it; `entries` have what was written, and what we understood of it."""
-        self._file = file or {}
-        self._entries = entries or {}
-
-    def __bool__(self) -> bool:
-        return bool(self._file or self._entries)
-
-    @classmethod
-    def of(cls, raw: dict[str, Any], file: _File) -> _Unknown:
-        """Find what the structs have no name for, however deep within an entry."""
-        entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
-        for claim_entry, plain in zip(file.entries, raw["entries"], strict=True):
-            understood = to_builtins(claim_entry)
-            if {**understood, **plain} != understood:
-                entries[claim_entry.key, claim_entry.attempt] = plain, understood
-        return cls({name: value for name, value in raw.items() if name not in _File.__struct_fields__}, entries)
-
-    def joined(self, file: _File) -> dict[str, Any]:
-        """Write it beside what we know; what we have not changed since stays as it was written, with all that is in it."""
-        entries = [self._entry(claim_entry) for claim_entry in file.entries]
-        return {**self._file, **to_builtins(file), "entries": entries}
-
-    def _entry(self, claim_entry: ClaimEntry) -> dict[str, Any]:
-        now = to_builtins(claim_entry)
-        raw, understood = self._entries.get((claim_entry.key, claim_entry.attempt), ({}, {}))
-        return {**raw, **{name: raw[name] if name in raw and value == understood[name] else value for name, value in now.items()}}
-
-
 class Checkpoint:
     """All entries, in memory and on disk."""
 
-    def __init__(self, path: Path, entries: dict[str, ClaimEntry], unknown: _Unknown | None = None, *, boot_id: str = "") -> None:
+    def __init__(self, path: Path, entries: dict[str, ClaimEntry], *, boot_id: str = "") -> None:
         self.boot_id = boot_id
         """The machine's present boot."""
         self.undone: frozenset[ClaimUid] = frozenset()
@@ -161,7 +125,6 @@ class Checkpoint:
         self.undone_changed = Broadcast()
         self._path = path
         self._entries = entries
-        self._unknown = unknown or _Unknown()
         self._disk = DiskWork()
 
     @classmethod
@@ -194,7 +157,7 @@ class Checkpoint:
         if file.version != _VERSION:
             raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
         entries = {claim_entry.key: claim_entry for claim_entry in file.entries}
-        checkpoint = cls(path, entries, _Unknown.of(json.loads(data), file), boot_id=boot_id)
+        checkpoint = cls(path, entries, boot_id=boot_id)
         checkpoint.undone = frozenset(file.undone)
         return checkpoint
 
@@ -264,8 +227,7 @@ class Checkpoint:
         # Prepared once more, a claim is not undone any more.
         undone = (self.undone | undone) - {entry.uid for entry in entries.values()}
         file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)), undone=tuple(sorted(undone)))
-        data = encode(self._unknown.joined(file) if self._unknown else file)
-        await asyncio.to_thread(write, self._path.parent, self._path.name, data)
+        await asyncio.to_thread(write, self._path.parent, self._path.name, encode(file))
         self._entries = entries
         if undone != self.undone:
             self.undone = undone

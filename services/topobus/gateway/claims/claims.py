@@ -35,6 +35,7 @@ from topobus.gateway.containers.live_containers import StillRuns, nodes_of
 from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.metrics import ClaimMetrics
 from topobus.gateway.node_state import NodeState
+from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.process.tracing import span
 from topobus.values.device import driver_name
@@ -103,7 +104,7 @@ class ClaimPreparer:
         logged: device plugins work without the folder, and it may be mended before the first claim comes.
         """
         running = [entry for entry in self._checkpoint.entries() if entry.is_running]
-        # A gateway of before may have written what is forbidden now; its claim is told so when kubelet asks, and the others have their files.
+        # An earlier gateway process may have written what the settings forbid now; its claim is told so when kubelet asks, and the others have their files.
         wanted = [entry for entry in running if entry.cdi is not None and await self._refusal(entry) is None]
         await asyncio.to_thread(self._checkpoint.sweep)
         await self._metadata.restore(self._checkpoint.entries())
@@ -269,10 +270,11 @@ class ClaimPreparer:
         Errors: raises what the last try raised, and TimeoutError when the claim's whole time is over.
         """
         now = asyncio.get_running_loop().time
-        start, pause_s = now(), _PAUSE_S
+        start, attempt = now(), 0
         until = start + self._deadlines.claim_retry_s
         async with asyncio.timeout(self._deadlines.claim_s):
             while True:
+                pause_s = full_jitter(attempt, least_s=_PAUSE_S, most_s=_LONGEST_PAUSE_S)
                 try:
                     async with self._locks.of(claim.uid):
                         return await work()
@@ -290,7 +292,7 @@ class ClaimPreparer:
                     if now() + wait_s > until:
                         raise
                     get_logger().info("claim.waits", claim_uid=claim.uid, pause_s=wait_s, error=str(err))
-                    pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                    attempt += 1
                 await asyncio.sleep(wait_s)
 
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:

@@ -25,6 +25,7 @@ from topobus.gateway.claims.rules.claim_pods import pods_of
 from topobus.gateway.claims.sandbox_entries import is_attached_to, is_reserved, with_attachment, without_attachment
 from topobus.gateway.containers.rules import sandbox_rules as rules
 from topobus.gateway.key_locks import KeyLocks
+from topobus.process.backoff import full_jitter
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable, TopobusError
@@ -227,9 +228,9 @@ class SandboxAttachments:
 
     async def _attach_patiently(self, entry: ClaimEntry, attaching: _Attaching) -> Refusal | None:
         """Attach, again while somebody who is needed is not there: until it is done, refused, or cancelled."""
-        pause_s = _PAUSE_S
+        attempt = 0
         while True:
-            wait_s = pause_s
+            wait_s = full_jitter(attempt, least_s=_PAUSE_S, most_s=_LONGEST_PAUSE_S)
             try:
                 async with self._locks.of(entry.key):
                     answer = await self._attach(entry.key, attaching)
@@ -245,7 +246,7 @@ class SandboxAttachments:
                 get_logger().exception("sandbox.attach-broken", claim_uid=entry.uid, pod=str(attaching.sandbox))
                 return self._failed(entry, attaching.sandbox, rules.failed(entry, f"a defect of the gateway: {err!r}; see its log"))
             await self._clock.sleep(min(wait_s, _LONGEST_PAUSE_S))
-            pause_s *= 2
+            attempt += 1
 
     async def _attach(self, key: str, attaching: _Attaching) -> Refusal | Accepted | None:
         """Attach once; None is done.
@@ -327,7 +328,7 @@ class SandboxAttachments:
         return task
 
     async def _detach_patiently(self, key: str) -> None:
-        pause_s, logged = _PAUSE_S, ""
+        attempt, logged = 0, ""
         while True:
             try:
                 async with self._locks.of(key):
@@ -347,8 +348,8 @@ class SandboxAttachments:
                 if repr(err) != logged:
                     logged = repr(err)
                     get_logger().exception("sandbox.detach-broken", entry=key)
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await self._clock.sleep(full_jitter(attempt, least_s=_PAUSE_S, most_s=_LONGEST_PAUSE_S))
+            attempt += 1
 
     async def _detach(self, entry: ClaimEntry, sandbox: Sandbox) -> None:
         """Detach once.

@@ -41,7 +41,6 @@ from topobus.values.errors import ContractError, PeerUnavailable
 __all__ = ["KubernetesCluster"]
 
 _PAGE = 250
-_MOST_DOUBLINGS = 16
 # What a disruption budget answers, too.
 _TOO_MANY_REQUESTS = 429
 _RIGHTS = "check the gateway's rights in the cluster"
@@ -221,9 +220,8 @@ class KubernetesCluster:
     async def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
         """Follow objects for ever; the trouble of a lasting outage is logged once."""
         version = ""
-        pause_s = self._settings.retry_s
         is_troubled = False
-        lost = 0
+        failures = lost = 0
         while True:
             try:
                 if not version:
@@ -231,7 +229,7 @@ class KubernetesCluster:
                     yield ClusterChange(kind=ClusterChangeKind.SNAPSHOT, objects=objects)
                 if is_troubled:
                     get_logger().info("cluster.watch-healed", kind=kind.kind)
-                is_troubled, pause_s = False, self._settings.retry_s
+                is_troubled, failures = False, 0
                 is_alive = False
                 async with aclosing(self._stream(kind, fields, version)) as stream:
                     async for change, newest in stream:
@@ -246,16 +244,17 @@ class KubernetesCluster:
                 version = ""
                 # Once is ordinary. A server that loses every version at once must not be asked as fast as it answers.
                 if lost:
-                    await asyncio.sleep(min(self._settings.retry_s * 2 ** (lost - 1), BACKOFF_LIMIT_S))
-                lost = min(lost + 1, _MOST_DOUBLINGS)
+                    await asyncio.sleep(full_jitter(lost - 1, least_s=self._settings.retry_s, most_s=BACKOFF_LIMIT_S))
+                lost += 1
             except PeerUnavailable as err:
                 if not is_troubled:
                     get_logger().warning("cluster.watch-lost", kind=kind.kind, error=str(err))
                 is_troubled = True
                 # It may come back as another version of itself.
                 self._version = ""
+                pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=BACKOFF_LIMIT_S)
                 await asyncio.sleep(max(pause_s, min(err.retry_after_s, BACKOFF_LIMIT_S)))
-                pause_s = min(pause_s * 2, BACKOFF_LIMIT_S)
+                failures += 1
 
     async def _list(self, kind: ResourceKind, fields: str) -> tuple[tuple[ApiObject, ...], str]:
         api_objects: list[ApiObject] = []

@@ -85,7 +85,7 @@ class ServedByClaims:
         return not why
 
     async def is_known_to_kubelet(self, resource: str) -> bool:
-        """Say whether kubelet counts devices of a resource, as its Node says: those of a gateway of before. True where nobody can tell."""
+        """Say whether kubelet counts devices of a resource, as its Node says: those of an earlier gateway process. True where nobody can tell."""
         try:
             status = await self._node_status()
         except PeerUnavailable:

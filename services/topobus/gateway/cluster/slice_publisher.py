@@ -41,6 +41,7 @@ from topobus.gateway.cluster.rules.uncounted import countable, keeps_counters
 from topobus.gateway.cluster.slice_metrics import SliceMetrics
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import Broadcast, NodeState
+from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory, driver_name
@@ -129,14 +130,15 @@ class SlicePublisher:
             self._wake.announce()
 
     async def _publish(self) -> None:
-        pause_s = self._settings.retry_s
+        failures = 0
         while True:
             ticket = self._wake.ticket()
             is_done = True
             if self._present is not None:
                 is_done = await self._sync()
                 self._report_readiness()
-            pause_s = self._settings.retry_s if is_done else min(pause_s * 2, _BACKOFF_LIMIT_S)
+            failures = 0 if is_done else failures + 1
+            pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=_BACKOFF_LIMIT_S)
             try:
                 async with asyncio.timeout(self._settings.resync_s if is_done else pause_s):
                     await ticket.wait()

@@ -31,6 +31,7 @@ from topobus.gateway.containers.values import (
     sandbox_of,
     update_of,
 )
+from topobus.process.backoff import full_jitter
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.tracing import entered
@@ -143,7 +144,7 @@ class NriPlugin:
 
     async def run(self) -> None:
         """Stay connected, for ever."""
-        pause_s = _FIRST_PAUSE_S
+        attempt = 0
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self.socket)
@@ -151,9 +152,9 @@ class NriPlugin:
                 self._say(f"no container runtime answers at {self.socket}: {err.strerror or err}")
             else:
                 if await self._serve(reader, writer):
-                    pause_s = _FIRST_PAUSE_S
-            await self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    attempt = 0
+            await self._clock.sleep(full_jitter(attempt, least_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S))
+            attempt += 1
 
     async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
         """Change containers that exist; gives the ids of those that the runtime could not change. One that is gone by now is no failure.

@@ -133,7 +133,7 @@ class DevicePlugins:
         self._watch.wake()
 
     async def _is_known_to_kubelet(self, resource: str) -> bool:
-        """Say whether a gateway of before has offered a resource; its Node may not tell yet what kubelet has."""
+        """Say whether an earlier gateway process has offered a resource; its Node may not tell yet what kubelet has."""
         if self._claimed is None:
             return False
         if await self._claimed.is_known_to_kubelet(resource):

@@ -46,7 +46,7 @@ class PodLook:
         checkpoint: Checkpoint,
         runtime: Callable[[], RuntimeConnection | None] = lambda: None,
         rivals: Callable[[], dict[str, str]] = dict,
-        registrations: Callable[[], KubeletRegistrations | None] = lambda: None,
+        registrations: Callable[[], KubeletRegistrations] = KubeletRegistrations,
         plugin_failures: Callable[[], dict[str, str]] = dict,
         profiles: tuple[VendorProfile, ...] = (),
     ) -> None:

@@ -10,12 +10,12 @@ import asyncio
 import uuid
 from collections.abc import Callable
 
-from topobus.engine.ledger.holdings import names_of
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.device_plugins.pod_resources import Listing
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.gateway.reconcile.rules.users import nameless, pod_of, pods_of_claims, unnamed_users, without_uid
+from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError
 from topobus.values.ledger import Allocation, Holders
@@ -46,19 +46,19 @@ class UserNaming:
 
     async def run(self) -> None:
         """Look for ever, while there is an allocation whose pod nobody has said."""
-        pause_s = _FIRST_LOOK_S
+        attempt = 0
         seen: set[str] = set()
         while True:
             ticket = self._state.ledger_changed.ticket()
             waiting = {allocation.decision_id for allocation in nameless(self._state.ledger)}
             if not waiting:
-                seen, pause_s = set(), _FIRST_LOOK_S
+                seen, attempt = set(), 0
                 await ticket.wait()
                 continue
             if waiting - seen:
-                seen, pause_s = waiting, _FIRST_LOOK_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, self._longest_pause_s)
+                seen, attempt = waiting, 0
+            await asyncio.sleep(full_jitter(attempt, least_s=_FIRST_LOOK_S, most_s=self._longest_pause_s))
+            attempt += 1
             listing = await self._usage.listing()
             if not isinstance(listing, str):
                 self.on_listing(listing)
@@ -87,9 +87,7 @@ class UserNaming:
                 continue
             op_id = f"name-{uuid.uuid4().hex}"
             try:
-                await self._asks.name_pods(
-                    op_id, allocation.owner, names_of(allocation), decision_id=allocation.decision_id, pods=pods[:_MOST_PODS]
-                )
+                await self._asks.name_pods(op_id, allocation.owner, decision_id=allocation.decision_id, pods=pods[:_MOST_PODS])
             except TopobusError as err:
                 get_logger().warning("pods.untold", owner=key, error=str(err))
         # Kept without uids: what kubelet has listed once and lists no more has ended.
@@ -100,9 +98,7 @@ class UserNaming:
     async def _is_told(self, allocation: Allocation, user: Owner) -> bool:
         owner = allocation.owner
         try:
-            await self._asks.name_user(
-                f"name-{uuid.uuid4().hex}", owner, names_of(allocation), decision_id=allocation.decision_id, user=user
-            )
+            await self._asks.name_pods(f"name-{uuid.uuid4().hex}", owner, decision_id=allocation.decision_id, pods=(user,))
         except TopobusError as err:
             get_logger().warning("user.untold", owner=owner.key, pod=f"{user.namespace}/{user.name}", error=str(err))
             return False

@@ -76,7 +76,7 @@ class DaemonState(Struct, frozen=True, kw_only=True):
     started: str = ""
     """Start time of the process, by which its pid is told from the same number given out again."""
     boot_id: str = ""
-    """Of the boot in which it has that number; empty: an earlier release wrote this."""
+    """Of the boot in which it has that number; empty while it was not started."""
     is_whole: bool = False
     """True: it was started, and answered."""
     is_ending: bool = False

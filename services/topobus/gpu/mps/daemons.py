@@ -346,7 +346,7 @@ def _is_same(state: DaemonState, wanted: DaemonState) -> bool:
 def _adopted(folder: DaemonFolder) -> DaemonState | None:
     """Read what an earlier life of this service says of a daemon; a folder that says nothing was being made or removed, and goes."""
     state = folder.read()
-    if state is not None and state.boot_id not in ("", read_boot_id(Tree())):
+    if state is not None and state.boot_id != read_boot_id(Tree()):
         # It ended with its boot: who has its number by now is a stranger, also with the same start time.
         state = structs.replace(state, pid=0, started="")
     if state is None:

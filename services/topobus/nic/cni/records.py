@@ -38,7 +38,7 @@ class AttachmentRecord(Struct, frozen=True, kw_only=True):
     namespace_inode: int = 0
     """Inode of the network namespace at ADD: another one at the same path is another sandbox's. 0: not known."""
     boot_id: str = ""
-    """In which boot of the node it has that inode; empty: an earlier release wrote this."""
+    """In which boot of the node it has that inode."""
     result: dict[str, Any] | None = None
     is_attached: bool = False
     """ADD ended well."""

@@ -246,7 +246,7 @@ class CniRunner:
         """Run DEL from the last plugin to the first, beginning where an earlier DEL ended, and forget the attachment."""
         inode = namespace_inode(record.target.network_namespace)
         # Inodes are given again after a reboot: a plugin must not look for its interface in a stranger's sandbox.
-        is_there = inode != 0 and inode == record.namespace_inode and record.boot_id in ("", read_boot_id(Tree()))
+        is_there = inode != 0 and inode == record.namespace_inode and record.boot_id == read_boot_id(Tree())
         target = record.target if is_there else structs.replace(record.target, network_namespace="")
         previous = record.result if is_at_least(record.version, _WITH_CHECK) else None
         plugins = record.chain.plugins
@@ -372,7 +372,7 @@ class CniRunner:
 
 def _is_same(before: AttachmentRecord, now: AttachmentRecord) -> bool:
     """Say whether a record is of the very attachment that is asked for: one that DEL has begun to undo is none."""
-    return (before.chain.plugins, before.version, before.target, before.namespace_inode, before.boot_id or now.boot_id, before.undone) == (
+    return (before.chain.plugins, before.version, before.target, before.namespace_inode, before.boot_id, before.undone) == (
         now.chain.plugins,
         now.version,
         now.target,

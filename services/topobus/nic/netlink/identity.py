@@ -62,20 +62,19 @@ def identified(state: InterfaceState, places: Places) -> InterfaceState:
 def present_of(before: InterfaceState, places: Places) -> Present:
     """Ask sysfs of the device that an interface belongs to.
 
-    Shapes: before — as `identified` gave it; one of an earlier release says neither boot nor inode, and counts as of this boot.
+    Shapes: before — as `identified` gave it.
     """
-    is_same_boot = before.boot_id in ("", boot_id(places))
+    is_same_boot = before.boot_id == boot_id(places)
     folder = _folder(places, before.bus_device)
     if folder is None:
         return Present(is_same_boot=is_same_boot, is_same_device=is_same_boot)
     inode = _inode(folder)
     is_function = before.is_virtual_function or (folder / "physfn").exists()
-    is_same = inode == before.device_inode if before.device_inode else inode != 0 and (is_function or not before.permanent_mac)
     return Present(
         is_same_boot=is_same_boot,
         # Where sysfs shows no bus at all, nothing can be concluded.
         is_there=inode != 0 or not Path(places.sys, "bus").is_dir(),
-        is_same_device=is_same_boot and is_same,
+        is_same_device=is_same_boot and inode != 0 and inode == before.device_inode,
         # The kernel keeps this folder while the device has an interface in any namespace; it lists those of one.
         has_interface=(folder / "net").is_dir(),
         is_virtual_function=is_function,
@@ -139,7 +138,7 @@ def _could_be(link: Mapping[str, Any], before: InterfaceState, present: Present,
         return False
     if not before.bus_device:
         return present.is_same_boot and (not before.link or link.get("link") == before.link)
-    if before.port_name is not None and port_name(link) != before.port_name:
+    if port_name(link) != before.port_name:
         return False
     if (
         host is not None

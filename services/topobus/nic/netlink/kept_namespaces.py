@@ -90,14 +90,13 @@ class KeptNamespaces:
         return path
 
     def _is_still(self, namespace: str, before: Mapping[str, Any]) -> bool:
-        # An earlier release wrote neither.
-        if before.get("boot_id", "") not in ("", boot_id(self._places)):
+        if before["boot_id"] != boot_id(self._places):
             return False
         descriptor = open_namespace(self._places, namespace)
         if isinstance(descriptor, Refusal):
             return False
         try:
-            return before.get("inode") in (None, os.fstat(descriptor).st_ino)
+            return bool(before["inode"] == os.fstat(descriptor).st_ino)
         finally:
             os.close(descriptor)
 

@@ -52,7 +52,7 @@ class _Away(Struct, frozen=True, kw_only=True):
     macs: frozenset[str]
     is_child: bool
     boot: str
-    """In which boot of the node it went; empty: an earlier release did not say."""
+    """In which boot of the node it went."""
     rules: tuple[dict[str, Any], ...]
 
 
@@ -71,7 +71,7 @@ def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack
     from pyroute2.netlink.exceptions import NetlinkError
 
     # In another boot the path leads to nothing, or to a stranger: no namespace of a pod outlives its node.
-    descriptor = open_namespace(places, namespace) if namespace and away.boot in ("", boot_id(places)) else None
+    descriptor = open_namespace(places, namespace) if namespace and away.boot == boot_id(places) else None
     try:
         taken = _bring_home(places, descriptor if isinstance(descriptor, int) else None, away, record)
     except (NetlinkError, OSError) as err:
@@ -113,7 +113,7 @@ def _bring_home(places: Places, descriptor: int | None, away: _Away, record: Dev
     # Before the interface's own: a driver takes the former hardware address only when the physical function asks for no other.
     refused = restore_vf(places, record)
     if away.is_child:
-        if away.boot in ("", boot_id(places)):
+        if away.boot == boot_id(places):
             is_deleted = with_netlink(places, None, lambda socket: _delete_child(socket, places, away, record)) or is_deleted
         return (
             TakenBack(outcome="deleted")

@@ -245,7 +245,7 @@ class PciNetdevDriver(AttachesInterfaces):
         record = context.records.get(device.name)
         noted = record.step(_RDMA_NODES) if record is not None else None
         boot = read_boot_id(tree)
-        if noted is not None and noted.before.get("boot", boot) == boot:
+        if noted is not None and noted.before["boot"] == boot:
             return list(noted.before["names"]), list(noted.before["nodes"])
         rdma_devices = function_rdma_devices(tree, address)
         names = [rdma_device.name for rdma_device in rdma_devices]

@@ -69,7 +69,7 @@ def take_back_rdma(places: Places, namespace: str, record: DeviceRecord, *, is_l
     step = record.step(RDMA_STEP)
     if step is None:
         return
-    if is_lost or step.before.get("boot_id", "") not in ("", boot_id(places)):
+    if is_lost or step.before["boot_id"] != boot_id(places):
         record.undone(RDMA_STEP)
         return
     names = [str(name) for name in step.before["devices"]]

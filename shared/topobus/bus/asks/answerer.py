@@ -106,7 +106,6 @@ class Answerer:
                 next_step="whoever asks must connect under its own name, and with a right to this subject; see docs/how-to/secure-nats.md",
             )
             return
-        self._connection.asker_releases.note(self._asker_of(message)[0], headers.get(RELEASE, ""))
         if PING in headers:
             await self._reply(message, b"", {PING: self._connection.instance, CLOCK: str(now_ms(self._connection.clock))})
         elif twin is not None:

@@ -1,7 +1,7 @@
 """The headers of a request and of its answer: deadline, clocks, signs of life, and an error as a code and a sentence.
 
 Flows in: errors and clocks of the side that speaks. Flows out: headers, and errors again on the side that hears. A traceback never travels, and a header that is no
-number says nothing. The names are part of the wire: they change by an ADR, with the old ones still read.
+number says nothing. The names are part of the wire: they change by an ADR.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ When the files of the login (password, authority) hold another one, a new client
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import secrets
 from collections.abc import Callable
 
@@ -18,7 +19,6 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from topobus.bus.connection.asker_releases import OWN_RELEASE, AskerReleases
 from topobus.bus.connection.canary import Canary
 from topobus.bus.connection.client import GatedClient, headers_bytes
 from topobus.bus.connection.dialing import Dialer
@@ -45,7 +45,10 @@ from topobus.process.quiet import QuietLog
 from topobus.process.readiness import Readiness
 from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
-__all__ = ["Connection", "Headers"]
+__all__ = ["OWN_RELEASE", "Connection", "Headers"]
+
+OWN_RELEASE = importlib.metadata.version("topobus")
+"""Read once, at the import: it is a file."""
 
 Headers = dict[str, str]
 
@@ -85,7 +88,6 @@ class Connection:
         self.server_clock = ServerClock(readiness)
         self.quiet = QuietLog(clock)
         """For lines that anybody on the bus can cause."""
-        self.asker_releases = AskerReleases(readiness, self.release, self.quiet)
         self._client: Client | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._up: asyncio.Event = asyncio.Event()

@@ -1,8 +1,8 @@
 """A feed of a state whose classes have buckets of their own: delivers what all its buckets have, as if there were one.
 
 Flows in: a feed of each bucket. Flows out: their messages under the common bucket's subjects, CAUGHT_UP when all have been read, RESET when one of them was lost. An entry
-may stand in its class's bucket and in the common one: an older release wrote it there, or this is a hub, where relays write. The newest by the server's time counts. The classes'
-buckets are read first, so that what is older in the common one is never told after it.
+may stand in its class's bucket and in the common one: at a hub relays write to that, and a node that was moved to a server of its own, or back, has written to both. The newest by
+the server's time counts. The classes' buckets are read first, so that what is older in the common one is never told after it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The server says at a subject of its own that the key was written (the stream's `republish`). Anybody with the right could publish there, and what is said may be lost, so it is
 a hint only: the message itself is read from the stream's leader. Hints that come while a read is under way cost one more read, and a flood of them some reads a second.
-Whether the stream is still the same, and nothing was missed, is looked after at the start, after each reconnect, and from time to time; where a stream says nothing (an
-older release made it), these looks are all, and come often. When the stream was lost or rolled back, the feed delivers RESET and the key's message again.
+Whether the stream is still the same, and nothing was missed, is looked after at the start, after each reconnect, and from time to time. When the stream was lost or
+rolled back, the feed delivers RESET and the key's message again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from nats.aio.msg import Msg
 from topobus.bus.connection.connection import Connection
 from topobus.bus.failures import JetStreamError
 from topobus.bus.feeds.feed import Delivery, Mark
-from topobus.bus.server_config.streams import REPUBLISH
-from topobus.bus.streams.jetstream import JetStream, StoredMessage, StreamInfo
+from topobus.bus.streams.jetstream import JetStream, StoredMessage
 from topobus.process.backoff import full_jitter
 from topobus.process.clock import until_tick
 from topobus.process.logging import get_logger
@@ -29,8 +28,6 @@ __all__ = ["KeyFeed"]
 # How often to look whether a hint was lost. The first look is soon: what was written while the other servers of a cluster did not know yet that we listen was said to nobody.
 CHECK_S = 30.0
 _FIRST_CHECK_S = 2.0
-# The same where nobody tells: half of it is what a change takes on the average.
-_POLL_S = 0.5
 # Looks come at whole seconds, when the process's other loops wake up, too.
 _TICK_S = 1.0
 # A key may be read so many times at once, and so many times a second for ever: a ledger is written for each pod, and a busy node has tens of them in a second.
@@ -60,8 +57,6 @@ class KeyFeed:
         self._checked = 0
         """Up to where in the stream nothing of the key is newer than what was delivered."""
         self._is_caught_up = False
-        self._is_announced: bool | None = None
-        """Whether the server says the stream's writes; None before the first look."""
 
     async def messages(self) -> AsyncGenerator[Delivery | Mark, None]:
         """Yield the key's messages, each newer than the last one, and marks, until closed."""
@@ -125,9 +120,8 @@ class KeyFeed:
     async def _wait(self, look_s: float) -> bool:
         """Wait for a hint, and until the key may be read again; False when the time has come to look without one."""
         now_s = asyncio.get_running_loop().time()
-        rest_s = look_s + until_tick(now_s + look_s, _TICK_S) if self._is_announced else _POLL_S
         try:
-            async with asyncio.timeout(rest_s):
+            async with asyncio.timeout(look_s + until_tick(now_s + look_s, _TICK_S)):
                 await self._hinted.wait()
         except TimeoutError:
             return False
@@ -139,7 +133,6 @@ class KeyFeed:
         info = await self._jetstream.stream_info(self._stream)
         if info is None:
             raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them")
-        self._note_announcing(info)
         if self._created and (info.created != self._created or info.last_sequence < self._position):
             self._reset()
             yield Mark.RESET
@@ -151,7 +144,7 @@ class KeyFeed:
             if await self._jetstream.next_message(self._stream, self._subject, self._checked + 1) is None:
                 self._checked = info.last_sequence
                 return
-            if self._is_announced and not self._hinted.is_set():
+            if not self._hinted.is_set():
                 self._note("missed-hint")
         async with aclosing(self._read(is_anchored=False)) as items:
             async for item in items:
@@ -197,18 +190,6 @@ class KeyFeed:
         self._created = ""
         self._position = self._position_ns = self._checked = 0
         self._is_caught_up = False
-
-    def _note_announcing(self, info: StreamInfo) -> None:
-        is_announced = REPUBLISH in info.config
-        if not is_announced and self._is_announced is not False:
-            get_logger().warning(
-                "feed.polled",
-                stream=self._stream,
-                every_s=_POLL_S,
-                why="the stream has no republish: an older release made it",
-                next_step="let topobus-controller of this release update it (nats-server 2.10 or later)",
-            )
-        self._is_announced = is_announced
 
     def _note_failure(self, err: Exception, *, is_first: bool) -> None:
         level = "info" if is_first else "debug"

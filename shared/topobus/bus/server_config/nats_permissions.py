@@ -79,7 +79,7 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         # NATS' own tools list streams and buckets.
         publish.update(STREAM_LISTS)
     if principal == provisioner and may_create:
-        # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes and updates them.
+        # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes them, and an operator edits them by its login.
         publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
         publish.add("$JS.API.STREAM.NAMES")
     return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
@@ -101,7 +101,7 @@ def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subsc
         # A service whose class has a bucket of its own writes to no other: it may fill that one.
         home = noun.home(device_class=principal)
         publish.add(f"$KV.{home.bucket}.{_tokens(noun, principal, where)}")
-        # A writer reads its own value back before it compares and sets; what an older release of it wrote stands in the common bucket.
+        # A writer reads its own value back before it compares and sets; what a relay said of its node to this server stands in the common bucket.
         publish.update(f"$JS.API.STREAM.MSG.GET.KV_{bucket.bucket}" for bucket in (home, noun))
     elif isinstance(noun, Event | Notice):
         publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
@@ -192,7 +192,7 @@ def render_permissions(
         "# topobus.bus.server_config.nats_permissions.rights(principal, node=…) gives them for one node. `user` follows events: inbox prefix _INBOX.user.",
         "# Rights keep honest processes apart. They do not stop a hostile one in the same account: whoever may publish to any stream can name a",
         "# bucket's key as the reply subject, and the server writes its acknowledgement there. Distrusted services need an account of their own.",
-        f"# The {PROVISIONER} alone makes the streams that are missing and updates those of older releases; the others wait for it."
+        f"# The {PROVISIONER} alone makes the streams that are missing; the others wait for it."
         if may_create
         else "# Nobody here may make streams: provision them first, as another user.",
         "authorization {",

@@ -26,7 +26,6 @@ __all__ = [
     "differences",
     "stream_names",
     "total_bytes",
-    "updated",
     "wanted_streams",
 ]
 
@@ -37,7 +36,7 @@ STREAM_LISTS = ("$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES")
 """Where a server lists its streams, with and without their configurations."""
 
 REPUBLISH = "republish"
-"""The field by which a server says each write of a bucket at a subject that anybody with the right can listen to. A server before 2.10 takes it for a new stream only."""
+"""The field by which a server says each write of a bucket at a subject that anybody with the right can listen to."""
 
 # Header bytes that the server counts into a message's size, on top of the value.
 _HEADER_ALLOWANCE = 4096
@@ -46,11 +45,6 @@ _MIB = 1024 * 1024
 
 # A bound may be another one than the catalogue's, for machines and fleets have other sizes; one below this part of it starves its writers.
 _SMALLEST_PART = 16
-
-# What releases before bounds wrote: one who may make streams gives these the new value. Field, and which old value is known.
-_OLDER_VALUES: Mapping[str, tuple[object, ...]] = {"max_bytes": (-1,), "max_msg_size": (-1,), "discard": ("new",), REPUBLISH: (None,)}
-# The same for what no server changes afterwards: such a stream stays as it is until somebody makes it anew.
-_OLDER_CONSTANTS: Mapping[str, tuple[object, ...]] = {"max_consumers": (16_384,)}
 
 # Fields that change nothing of what is stored and who gets it: where copies lie, how they are packed, words for people.
 _HARMLESS = frozenset({"description", "placement", "metadata", "compression"})
@@ -64,9 +58,7 @@ class DifferenceKind(StrEnum):
     """What a difference means."""
 
     DRIFT = "drift"
-    """Not made by this code: refused."""
-    OUTDATED = "outdated"
-    """Made by an older release: whoever may make streams updates it."""
+    """Not as this code makes it: refused."""
     HARMLESS = "harmless"
     """An operator's choice that is named and left alone."""
 
@@ -125,22 +117,6 @@ def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Diff
     found_differences = (*_of_wanted_fields(got, wanted), *_of_other_fields(got, wanted))
     order = list(DifferenceKind)
     return tuple(sorted(found_differences, key=lambda difference: order.index(difference.kind)))
-
-
-def updated(got: Mapping[str, Any], wanted: Mapping[str, Any], *, size_bytes: int, leaving: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Give the configuration that brings an older release's stream up to date; all else stays as it is, and so do the fields of `leaving`.
-
-    Units: size_bytes — what the stream holds now: a bound leaves room for as much again, or its writers would stand still at once.
-    """
-    outdated = [
-        difference.field
-        for difference in differences(got, wanted)
-        if difference.kind is DifferenceKind.OUTDATED and difference.field not in leaving
-    ]
-    new = {**got, **{field: wanted[field] for field in outdated}}
-    if "max_bytes" in outdated:
-        new["max_bytes"] = max(wanted["max_bytes"], 2 * size_bytes)
-    return new
 
 
 def _bucket_config(state: State[Any], replicas: int, part: float) -> dict[str, Any]:
@@ -204,18 +180,12 @@ def _common(name: str, subject: str, description: str, replicas: int) -> dict[st
 def _of_wanted_fields(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Difference]:
     for field, want in wanted.items():
         value = got.get(field, _absent(want))
-        # Other words for people are no other stream: an upgrade that mends a sentence must not stop every service.
+        # Other words for people are no other stream: a sentence that was mended must not stop every service.
         if value == want or field == "description":
             continue
         text = f"{field} is {value!r}, wanted {want!r}"
-        if value in _OLDER_VALUES.get(field, ()):
-            yield Difference(field=field, text=text, kind=DifferenceKind.OUTDATED)
-        elif value in _OLDER_CONSTANTS.get(field, ()):
-            yield Difference(field=field, text=f"{text} (only a new stream can have it)", kind=DifferenceKind.HARMLESS)
-        elif field == "max_bytes" and isinstance(value, int) and value * _SMALLEST_PART >= want:
-            yield Difference(field=field, text=text, kind=DifferenceKind.HARMLESS)
-        else:
-            yield Difference(field=field, text=text, kind=DifferenceKind.DRIFT)
+        is_bound = field == "max_bytes" and isinstance(value, int) and value * _SMALLEST_PART >= want
+        yield Difference(field=field, text=text, kind=DifferenceKind.HARMLESS if is_bound else DifferenceKind.DRIFT)
 
 
 def _of_other_fields(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Difference]:

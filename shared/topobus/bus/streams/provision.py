@@ -1,7 +1,7 @@
-"""Creates every stream and bucket of the catalogue, updates those of an older release, and compares those that exist.
+"""Creates every stream and bucket of the catalogue that is absent, and compares those that exist.
 
-It is idempotent, and eight services may run it at once. A difference that no release of ours made is not repaired:
-ConfigError names stream, field, got, wanted. A process without the right to create streams waits for one that has it.
+It is idempotent, and eight services may run it at once. A difference is not repaired: ConfigError names
+stream, field, got, wanted. A process without the right to create streams waits for one that has it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import Any
 
 from topobus.bus.failures import JetStreamError
-from topobus.bus.server_config.streams import REPUBLISH, DifferenceKind, bucket_stream, differences, stream_names, updated, wanted_streams
+from topobus.bus.server_config.streams import DifferenceKind, bucket_stream, differences, stream_names, wanted_streams
 from topobus.bus.streams.jetstream import JetStream, StreamInfo
 from topobus.formats.messages.catalogue import BUCKETS, PROVISIONER
 from topobus.formats.messages.nouns import State, from_token
@@ -37,7 +37,7 @@ async def provision(
     provisioner: str = PROVISIONER,
     only: Container[str] | None = None,
 ) -> None:
-    """Make what is absent, update what an older release made, refuse what differs; `provisioner` is whom others wait for.
+    """Make what is absent, refuse what differs; `provisioner` is whom others wait for.
 
     Shapes: only — the streams to look at, where others cannot be seen; None: all.
     Errors: ConfigError for drift, for replicas that this server cannot keep consistent, for limits too small; PeerUnavailable when there is no JetStream,
@@ -72,7 +72,7 @@ async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) 
             drift[config["name"]] = "it does not exist"
             continue
         wrong = [difference.text for difference in differences(info.config, config) if difference.kind is not DifferenceKind.HARMLESS]
-        drift[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "") or await _crowded(jetstream, config["name"], info)
+        drift[config["name"]] = "; ".join(wrong) or next(iter(_exhausted(info)), "") or await _crowded(jetstream, config["name"], info)
     return drift
 
 
@@ -142,60 +142,26 @@ async def _provision_one(
         else:
             get_logger().info("stream.made", stream=name, max_bytes=config["max_bytes"])
             return
-    await _compare(jetstream, info, config, may_create=may_create)
+    _compare(info, config)
 
 
-async def _compare(jetstream: JetStream, info: StreamInfo, config: dict[str, Any], *, may_create: bool) -> None:
+def _compare(info: StreamInfo, config: dict[str, Any]) -> None:
     name = config["name"]
     found_differences = differences(info.config, config)
-    for difference in found_differences:
-        if difference.kind is DifferenceKind.DRIFT:
-            raise ConfigError(
-                f"stream {name} differs from the catalogue: {difference.text}",
-                next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",
-                stream=name,
-                field=difference.field,
-            )
+    wrong = [difference for difference in found_differences if difference.kind is DifferenceKind.DRIFT]
+    if wrong:
+        # All of them: a sealed stream, say, differs by what the server sets with it as well.
+        raise ConfigError(
+            f"stream {name} differs from the catalogue: {'; '.join(difference.text for difference in wrong)}",
+            next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",
+            stream=name,
+            field=wrong[0].field,
+        )
     named = [
         difference.text for difference in found_differences if difference.kind is DifferenceKind.HARMLESS and difference.field != "metadata"
     ]
     if named:
         get_logger().info("stream.differs", stream=name, differences=named, effect="none: it is used as it is")
-    if may_create and any(difference.kind is DifferenceKind.OUTDATED for difference in found_differences):
-        await _update(jetstream, info, config)
-
-
-async def _update(jetstream: JetStream, info: StreamInfo, config: dict[str, Any]) -> None:
-    """Bring an older release's stream up to date; where the server has no room for its bound, it goes on without one."""
-    name = config["name"]
-    # A server before 2.10 gives an existing stream no republish: it gets the rest.
-    is_old_server = jetstream.connection.server_version < (2, 10, 0)
-    leaving = frozenset({REPUBLISH}) if is_old_server and REPUBLISH not in info.config else frozenset[str]()
-    if leaving and REPUBLISH in config:
-        get_logger().warning(
-            "stream.not-announced",
-            stream=name,
-            effect="who reads one key of it looks every half second instead of being told; subscribers in an account of their own hear nothing",
-            next_step="use nats-server 2.10 or later: the stream is updated at the next start",
-        )
-    new = updated(info.config, config, size_bytes=info.size_bytes, leaving=leaving)
-    if new == info.config:
-        return
-    try:
-        await jetstream.call(f"STREAM.UPDATE.{name}", new)
-    except JetStreamError as err:
-        if err.is_temporary:
-            raise
-        get_logger().warning(
-            "stream.update-refused",
-            stream=name,
-            error=str(err),
-            max_bytes=new["max_bytes"],
-            next_step="give the server more room (max_file_store), or lower nats.store_mib",
-        )
-    else:
-        changed = sorted(field for field, value in new.items() if info.config.get(field) != value)
-        get_logger().info("stream.updated", stream=name, fields=changed, max_bytes=new["max_bytes"])
 
 
 def _unseen(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:

@@ -351,7 +351,7 @@ class States:
         self._connection.quiet.warning("state.rejected", f"{bucket}/{key}", **fields)
 
     async def _newest_of_all(self, state: State[M], key: str) -> tuple[State[M], tuple[int, Headers, bytes, int] | None]:
-        """Read the newest of a key, and say in which bucket it stands: what an older release wrote, or a relay at a hub, is in the common one."""
+        """Read the newest of a key, and say in which bucket it stands: what a relay wrote at a hub is in the common one."""
         home = state.home_of_key(key)
         stored = await self._newest(home, key)
         if home.bucket != state.bucket:

@@ -130,8 +130,9 @@ def holds_what_was_attempted(claim: ApiObject, attempt: Attempt) -> bool:
 
 def with_attempt(claim: ApiObject, attempt: Attempt) -> ApiObject:
     """Write down an attempt and protect the claim from being deleted."""
-    # Replicas of before read no `copies` in an attempt for a pod: that one has its configuration, or says that it is left out.
-    stored = _shortened(attempt) if attempt.pod else _without_copies(claim, attempt)
+    stored = _without_copies(claim, attempt)
+    if attempt.pod:
+        stored = _shortened(stored)
     noted = with_annotations(claim, {ATTEMPT_ANNOTATION: encode(stored).decode(), ATTEMPTS_ANNOTATION: str(attempt.number)})
     return with_finalizer(noted, DELETE_PROTECTION)
 
@@ -157,7 +158,7 @@ def _shortened(attempt: Attempt) -> Attempt:
     """Leave the configuration out of a note that would not fit into an object's annotations."""
     if len(encode(attempt)) <= _MAX_NOTE:
         return attempt
-    return structs.replace(_with_configuration(attempt, ()), is_short=True)
+    return structs.replace(_with_configuration(attempt, ()), copies={}, is_short=True)
 
 
 def _without_copies(claim: ApiObject, attempt: Attempt) -> Attempt:
@@ -170,7 +171,7 @@ def _without_copies(claim: ApiObject, attempt: Attempt) -> Attempt:
             copies[str(place)] = own.index(granted)
         else:
             kept.append(granted)
-    return structs.replace(_with_configuration(attempt, kept), copies=copies)
+    return structs.replace(_with_configuration(attempt, kept), copies=copies) if copies else attempt
 
 
 def _with_copies(claim: ApiObject, attempt: Attempt, where: str) -> Attempt:

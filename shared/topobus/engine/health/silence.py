@@ -18,6 +18,7 @@ from topobus.values.health import Condition, DeviceHealth, Dimension, HealthStat
 from topobus.values.view import NodeAlignment
 
 __all__ = [
+    "SAID_EVERY_S",
     "SERVICE_SILENT",
     "TOPOLOGY",
     "Answered",
@@ -35,6 +36,9 @@ SERVICE_SILENT = "service-silent"
 
 TOPOLOGY = "topology"
 """The name of a node's topology among those who are silent; the others are device classes."""
+SAID_EVERY_S = 30.0
+"""How often topology says a node's alignment anew. Who misses some of these knows that it is silent. A thousand nodes say it 33 times a second at the hub; nothing is decided by it,
+so it may take minutes."""
 # So many words may be missed: a store that is busy or away for a moment is no silence.
 _MISSED_WORDS = 3
 _SLACK_S = 10.0
@@ -138,7 +142,7 @@ class Words:
     """What each node's topology said last, and when it was heard; times are seconds of one monotonic clock.
 
     >>> words = Words()
-    >>> words.note("n1", NodeAlignment(node="n1", unheard_classes={"gpu": "09:00"}, is_said_every_s=30.0), at=0.0, said_at="09:05")
+    >>> words.note("n1", NodeAlignment(node="n1", unheard_classes={"gpu": "09:00"}), at=0.0, said_at="09:05")
     >>> words.silent("n1", now=50.0), words.silent("n1", now=101.0)
     ({'gpu': '09:00'}, {'gpu': '09:00', 'topology': '09:05'})
     """
@@ -171,8 +175,7 @@ class Words:
         if node not in self._words:
             return {}
         alignment, said_at = self._words[node]
-        limit_s = _MISSED_WORDS * alignment.is_said_every_s + _SLACK_S
-        is_silent = alignment.is_said_every_s > 0 and now - self._heard_at[node] > limit_s
+        is_silent = now - self._heard_at[node] > _MISSED_WORDS * SAID_EVERY_S + _SLACK_S
         return {**alignment.unheard_classes, **({TOPOLOGY: said_at} if is_silent else {})}
 
 

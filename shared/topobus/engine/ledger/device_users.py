@@ -22,12 +22,11 @@ def pods_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tupl
 
 
 def _pods_of(allocation: Allocation) -> tuple[Owner, ...]:
-    users = () if allocation.user is None else (allocation.user,)
     owner = allocation.owner
     if owner.kind is OwnerKind.CONTAINER:
         # It is named after its pod.
         return (Owner(kind=OwnerKind.POD, namespace=owner.namespace, name=owner.name, uid=""),)
-    return (owner,) if owner.kind is OwnerKind.POD else allocation.pods or users
+    return (owner,) if owner.kind is OwnerKind.POD else allocation.pods
 
 
 def _by_device(

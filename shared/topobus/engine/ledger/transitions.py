@@ -27,7 +27,7 @@ __all__ = [
     "announce",
     "commit",
     "gives_way",
-    "name_user",
+    "name_pods",
     "placed_by",
     "record_refusal",
     "recorded_operation",
@@ -225,9 +225,7 @@ def adopt(
         memory=adoption.memory,
         memory_bytes=sum(memory_block.size_bytes for memory_block in adoption.memory if memory_block.kind == _MEMORY),
     )
-    left[owner.key] = Allocation(
-        owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, user=adoption.user, pods=adoption.pods
-    )
+    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, pods=adoption.pods)
     displaced = tuple(clash.owner for clash in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
@@ -235,18 +233,16 @@ def adopt(
     return Step(ledger=changed, record=record)
 
 
-def name_user(
-    ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, user: Owner | None = None, pods: tuple[Owner, ...] = ()
-) -> Step:
-    """Say which pod (of a claim: which pods) uses what an owner holds by a decision: nothing is decided, and a later holding stays as it is."""
+def name_pods(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pods: tuple[Owner, ...]) -> Step:
+    """Say which pods use what an owner holds by a decision: nothing is decided, and a later holding stays as it is."""
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, is_announced=True)
-    if held is None or held.decision_id != decision_id or (held.user, held.pods) == (user, pods):
+    if held is None or held.decision_id != decision_id or held.pods == pods:
         return Step(ledger=ledger, record=record, is_repeat=True)
-    left = {**ledger.allocations, owner.key: structs.replace(held, user=user, pods=pods)}
+    left = {**ledger.allocations, owner.key: structs.replace(held, pods=pods)}
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 

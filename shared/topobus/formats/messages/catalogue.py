@@ -56,7 +56,7 @@ __all__ = [
     "UNPREPARE",
 ]
 
-# The one process that makes streams and updates those of older releases, where each process is a NATS user of its own. It runs in every installation.
+# The one process that makes streams, where each process is a NATS user of its own. It runs in every installation.
 # A node's own server has no controller: there it is another (setting nats.provisioner).
 PROVISIONER = "controller"
 # The one process that removes what stands of a node that is gone; no process of the node is left to do it.

@@ -227,7 +227,7 @@ class DisagreementEvent(Struct, frozen=True, kw_only=True):
     ledger: str
     """What the ledger says."""
     is_over: bool = False
-    """True: they no longer disagree; both sides are those of before."""
+    """True: they no longer disagree; both sides are those of the event before."""
     time: str
     """RFC 3339, UTC."""
 
@@ -247,9 +247,9 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
 class KubeletRegistrations(Struct, frozen=True, kw_only=True):
     """What a gateway has registered with kubelet, or what stands in the way: `registered`, else the reason in words."""
 
-    folder: str
+    folder: str = ""
     """Where the gateway looks for kubelet's socket, as it sees its own files."""
-    has_kubelet: bool
+    has_kubelet: bool = False
     """The socket is there."""
     plugins: dict[str, str] = {}
     """By resource."""
@@ -265,13 +265,12 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why kubelet does not tell; empty when it does."""
     runtime: RuntimeConnection | None = None
+    """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none."""
     dropped_slice_fields: tuple[str, ...] = ()
     """What the API server does not keep of this node's ResourceSlices, sorted: `spec.devices.*.consumesCounters`."""
-    """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none, or is an older one."""
     resource_rivals: dict[str, str] = {}
     """Resources of vendors' profiles that the gateway does not register, with the device plugin of somebody else that has them."""
-    registrations: KubeletRegistrations | None = None
-    """None: of an older gateway."""
+    registrations: KubeletRegistrations = KubeletRegistrations()
     plugin_failures: dict[str, str] = {}
     """Resources of others' device plugins that have registered here and are not served now, and why."""
     profiles: tuple[VendorProfile, ...] = ()
@@ -282,8 +281,8 @@ class AdoptRequest(Adoption, frozen=True, kw_only=True):
     """Write into the ledger what kubelet (or a claim's status) has decided."""
 
     op_id: str
-    decision_id: str = ""
-    """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, or its `pods` if it is a claim's; a later one stays as it is."""
+    names_pods_of: str = ""
+    """A decision: nothing is adopted; what the owner holds by it is used by `pods` from now on, and a later holding stays as it is. Empty: adopt."""
     owned_cpus: CpuSet | None = None
     """CPUs that may be chosen of groups; None: all."""
 
@@ -326,7 +325,7 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     """How much the owner has of those of `devices` that it shares with others: device to capacity to amount."""
     is_ahead: bool = False
     """True: the owner does not hold them yet, and may never. Answered only when nothing is changed by it, else refused as `not-ahead`; asked only of services
-    whose inventory names `reading_drivers`, for older ones do not know this field."""
+    whose inventory names the devices' drivers in `reading_drivers`."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):

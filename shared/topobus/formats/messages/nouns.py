@@ -124,7 +124,7 @@ class State(Noun, Generic[M]):
     def home(self, **values: str) -> State[M]:
         """Give the state with the one bucket that an entry is written to: its class's own, or the common one. Parts other than the class may be left out.
 
-        Before a release with buckets of single classes wrote to it, an entry may stand in the common one still (`topobus.bus.feeds.bucket_feed`).
+        At a hub an entry stands in the common one, for relays write all classes there (`topobus.bus.feeds.bucket_feed`).
         """
         device_class = values.get("device_class", "")
         if device_class not in self.classes_apart:

@@ -27,7 +27,7 @@ class NodeAnswer(Struct, frozen=True, kw_only=True):
     node: str
     result: Placement | Refusal
     decision_id: str = ""
-    """Of the decision that says so; empty where no node was asked, or by a controller of an older release."""
+    """Of the decision that says so; empty where no node was asked."""
 
 
 class PlanReply(Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ class Standing(StrEnum):
     OLDER = "older"
     NEWER = "newer"
     UNSAID = "unsaid"
-    """The first releases did not say it."""
+    """It was no service that wrote: each says it."""
     UNREADABLE = "unreadable"
 
 
@@ -71,6 +71,6 @@ def release_remark(who: str, release: str, own_release: str) -> str:
         case Standing.NEWER:
             return f"{who} {run} release {shown_release(release)}, newer than {own_release} here: what is new in that is not understood here; upgrade this one"
         case Standing.UNSAID:
-            return f"{who} {does} not say a release, as the first ones did not: upgrade {it}"
+            return f"{who} {does} not say a release: see what runs there"
         case Standing.UNREADABLE:
             return f"{who} {says} release {shown_release(release)!r}, which is none: see what runs there"

@@ -1,7 +1,7 @@
 """Encodes values of a bucket as JSON, or as gzip where the JSON is larger than the bucket takes, and decodes both.
 
 Flows in: a state of the catalogue and its value, or stored bytes. Flows out: bytes, or the value. The first byte distinguishes them: JSON begins with `{`, gzip with
-0x1f. A value that fits is stored uncompressed, so that older readers and people with NATS' own tools can still read it.
+0x1f. A value that fits is stored uncompressed, so that people with NATS' own tools can read it.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ async def test_pod_keeps_its_device_when_the_server_is_upgraded_and_downgraded(r
 
 @pytest.mark.parametrize("pod_ends", [True, False], ids=["pod-ended", "pod-runs"])
 async def test_list_is_taken_back_when_another_gateway_had_offered_it(rig: Rig, server: ApiServerSimulator, pod_ends: bool) -> None:
-    """An older gateway's devices are kubelet's for five minutes after its end; the next one takes them back, and stays as long as a pod has one."""
+    """An earlier gateway process' devices are kubelet's for five minutes after its end; the next one takes them back, and stays as long as a pod has one."""
     async with rig.kubelet:
         async with rig.gateway(resources_by="device-plugin"):
             await rig.kubelet.wait_for_resource(GPU, allocatable=2)

@@ -101,7 +101,7 @@ async def test_gateway_gives_devices_back_when_they_are_refused_ahead_and_then(r
 
 
 async def test_gateway_waits_for_the_ledger_when_no_driver_says_that_it_only_reads(rig: Rig) -> None:
-    """An older device service does not know the word `is_ahead`, and would change something for nobody."""
+    """A driver that does not say so may change something, and for nobody."""
     await rig.plane.show("gpu", CARD)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)

@@ -72,12 +72,12 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bus_device: str = ""
     """`pci/0000:3b:00.0`, `virtio/virtio2`: the same in every namespace; empty for a virtual interface."""
     boot_id: str = ""
-    """In which boot of the node it was so: its indices and inodes mean nothing in another one. Empty: an earlier release wrote this."""
+    """In which boot of the node it was so: its indices and inodes mean nothing in another one."""
     device_inode: int = 0
     """Inode of the device's folder in sysfs: another one when the device comes anew; 0: not known."""
     is_virtual_function: bool = False
-    port_name: str | None = None
-    """Of the device's ports, as netlink tells it in every namespace; empty: the driver tells none. None: an earlier release wrote this."""
+    port_name: str = ""
+    """Of the device's ports, as netlink tells it in every namespace; empty: the driver tells none."""
     device_port: int | None = None
     """Of the device's ports, as sysfs tells it on the host."""
     is_only_port: bool = False
