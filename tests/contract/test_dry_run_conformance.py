@@ -139,17 +139,17 @@ def _with_admin_access(claim: ApiObject) -> ApiObject:
     return msgspec.structs.replace(claim, spec=spec)
 
 
-def _finder(state: StandaloneState, compiler: CelCompiler) -> Allocator:
+def _allocator(state: StandaloneState, compiler: CelCompiler) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
     return Allocator(settings, runtime, state, compiler, ControllerMetrics(registry))
 
 
-async def _search(finder: Allocator, node: str, members: list[Member]) -> Outcome:
+async def _search(allocator: Allocator, node: str, members: list[Member]) -> Outcome:
     """Find devices as the controller does for a claim: first fit, then equal ones that lie closer together."""
-    outcome = await finder.search_members(node, members)
-    return await finder.brought_closer(node, members, outcome, pod=None) if isinstance(outcome, Allocated) else outcome
+    outcome = await allocator.search_members(node, members)
+    return await allocator.brought_closer(node, members, outcome, pod=None) if isinstance(outcome, Allocated) else outcome
 
 
 def _controller(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> Outcome | str:
@@ -173,7 +173,7 @@ def _controller(situation: Situation, node: str, claims: list[ApiObject], compil
         members = [
             member(ObjectKey(**object_parts(claim)), state.objects[ObjectKey(**object_parts(claim))], state.classes) for claim in claims
         ]
-        return asyncio.run(_search(_finder(state, compiler), node, members))
+        return asyncio.run(_search(_allocator(state, compiler), node, members))
     except ContractError as err:
         return err.message
 

@@ -159,8 +159,8 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
 
     runtime, settings = runtime_on(bus), ControllerSettings()
     metrics, compiler = ControllerMetrics(runtime.registry), CelCompiler()
-    finder = Allocator(settings, runtime, state, compiler, metrics)
-    await claims_of(runtime, state, finder, ClaimUsers(state, queue_on(runtime)), metrics).reconcile_all()
+    allocator = Allocator(settings, runtime, state, compiler, metrics)
+    await claims_of(runtime, state, allocator, ClaimUsers(state, queue_on(runtime)), metrics).reconcile_all()
 
     assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
     entry = await bus.get(OBJECT, **key._asdict())
@@ -221,10 +221,10 @@ class OneNode:
         """Run one round of the keeper of claims."""
         runtime, settings = runtime_on(self.bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
-        finder = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
+        allocator = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
         consumers = ClaimUsers(self.state, queue_on(runtime))
         consumers.update()
-        await claims_of(runtime, self.state, finder, consumers, metrics).reconcile_all()
+        await claims_of(runtime, self.state, allocator, consumers, metrics).reconcile_all()
 
     async def taken_back(self, *, node_name: str) -> tuple[ObjectKey, ObjectKey]:
         """Store a pod and its allocated claim, which is marked to be taken back."""

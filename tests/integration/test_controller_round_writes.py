@@ -42,8 +42,8 @@ class _Node:
         """Give the replica's reconciler of claims on a bus."""
         runtime, settings = runtime_on(bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
-        finder = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
-        return claims_of(runtime, self.state, finder, ClaimUsers(self.state, queue_on(runtime)), metrics, turns)
+        allocator = Allocator(settings, runtime, self.state, CelCompiler(), metrics)
+        return claims_of(runtime, self.state, allocator, ClaimUsers(self.state, queue_on(runtime)), metrics, turns)
 
 
 def _wanting(name: str, count: int) -> ApiObject:

@@ -57,7 +57,7 @@ def queue_on(runtime: Runtime) -> WorkQueue:
 def claims_of(
     runtime: Runtime,
     state: StandaloneState,
-    finder: Allocator,
+    allocator: Allocator,
     consumers: ClaimUsers,
     metrics: ControllerMetrics,
     turns: ReplicaTurns | None = None,
@@ -68,7 +68,7 @@ def claims_of(
     ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
     deallocation = ClaimDeallocation(runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics)
     return ClaimReconciler(
-        settings, runtime, state, finder, consumers, metrics, ledgers, deallocation, queue or queue_on(runtime), turns=turns
+        settings, runtime, state, allocator, consumers, metrics, ledgers, deallocation, queue or queue_on(runtime), turns=turns
     )
 
 

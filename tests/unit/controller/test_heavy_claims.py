@@ -29,7 +29,7 @@ HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"
 TOO_DEAR = f"{TEN}.all(z, {TEN}.all(y, {TEN}.all(x, {HEAVY})))"
 
 
-def _finder(state: StandaloneState, clock: ManualClock) -> Allocator:
+def _allocator(state: StandaloneState, clock: ManualClock) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=clock, readiness=Readiness(), registry=registry)
@@ -58,9 +58,9 @@ def _member(expression: str) -> Member:
 async def test_finder_refuses_a_selector_that_may_cost_too_much_on_every_way() -> None:
     """A claim that an API server would refuse is refused, however quickly a node could be judged."""
     state = _state("n1", "n2")
-    finder, members = _finder(state, ManualClock()), [_member(f"true || {TOO_DEAR}")]
+    allocator, members = _allocator(state, ManualClock()), [_member(f"true || {TOO_DEAR}")]
 
-    looked, outcomes = await finder.search_on("n1", members), await finder.first(state.nodes(), members)
+    looked, outcomes = await allocator.search_on("n1", members), await allocator.first(state.nodes(), members)
 
     assert isinstance(looked, Fault)
     assert "is too complex" in looked.reason.message
@@ -73,7 +73,7 @@ async def test_finder_allocates_by_a_heavy_selector() -> None:
     state = _state("n1")
     members = [_member(HEAVY)]
 
-    choice = await _finder(state, ManualClock()).first(state.nodes(), members)
+    choice = await _allocator(state, ManualClock()).first(state.nodes(), members)
 
     assert has_heavy_selector(read_claim(members[0].stored.value), CelCompiler())
     assert isinstance(choice, tuple)
@@ -94,7 +94,7 @@ async def test_finder_gives_up_the_nodes_left_when_a_claim_takes_too_long() -> N
     nodes = tuple(f"n{index}" for index in range(8))
     state = _state(*nodes)
 
-    outcomes = await _finder(state, _HastyClock()).first(nodes, [_member("false")])
+    outcomes = await _allocator(state, _HastyClock()).first(nodes, [_member("false")])
 
     assert isinstance(outcomes, list)
     assert isinstance(outcomes[-1], GaveUp)
@@ -106,7 +106,7 @@ async def test_search_is_given_up_when_it_takes_too_long(monkeypatch: pytest.Mon
     monkeypatch.setattr(allocation_runner, "LONGEST_S", 0.0)
     state = _state("n1")
 
-    outcome = await _finder(state, _HastyClock()).search_members("n1", [_member(HEAVY)])
+    outcome = await _allocator(state, _HastyClock()).search_members("n1", [_member(HEAVY)])
 
     assert isinstance(outcome, GaveUp)
 
@@ -115,10 +115,10 @@ async def test_node_is_counted_once_when_its_search_fails_in_a_way_that_nobody_t
     """Both homes search by the same `NodeSearch`: a node at fault is told, and counted among what is set aside as long as it fails by the same."""
     state, registry, no_bus = _state("n1", "n2"), CollectorRegistry(), None
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)  # type: ignore[arg-type]  # never asked
-    finder = Allocator(ControllerSettings(), runtime, state, CelCompiler(), ControllerMetrics(registry))
+    allocator = Allocator(ControllerSettings(), runtime, state, CelCompiler(), ControllerMetrics(registry))
     monkeypatch.setattr(state, "input_for", lambda *_, **__: {}["devices"])
 
-    outcomes = [await finder.search_on("n1", [_member("true")]) for _ in range(2)]
+    outcomes = [await allocator.search_on("n1", [_member("true")]) for _ in range(2)]
 
     assert [outcome.reason.code for outcome in outcomes if isinstance(outcome, Fault) and outcome.is_local] == ["node-failed"] * 2
     assert registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": "nodes"}) == 1

@@ -64,7 +64,7 @@ class ClaimReconciler:
         settings: ControllerSettings,
         runtime: Runtime,
         state: StandaloneState,
-        finder: Allocator,
+        allocator: Allocator,
         consumers: ClaimUsers,
         metrics: ControllerMetrics,
         ledgers: NodeLedgers,
@@ -77,7 +77,7 @@ class ClaimReconciler:
         self._settings = settings
         self._runtime = runtime
         self._state = state
-        self._finder = finder
+        self._allocator = allocator
         self._consumers = consumers
         self._metrics = metrics
         self._writer = ObjectWriter(NatsStore(runtime.bus, state))
@@ -93,8 +93,8 @@ class ClaimReconciler:
 
     async def reconcile_all(self) -> None:
         """Advance every claim as far as it goes now."""
-        await self._finder.warm()
-        self._finder.refusals.drop(self._is_served)
+        await self._allocator.warm()
+        self._allocator.refusals.drop(self._is_served)
         self._advice_left = _MOST_ADVICE
         waiting = 0
         # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
@@ -112,10 +112,10 @@ class ClaimReconciler:
 
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
-        spent = self._finder.spent
+        spent = self._allocator.spent
         async with self.commits.during_round():
             for key in self._queue.behind(self._state.unsettled_claims(), self._read):
-                if self._finder.spent - spent > _ROUND_STEPS:
+                if self._allocator.spent - spent > _ROUND_STEPS:
                     return True
                 stored = self._state.objects.get(key)
                 if stored is not None and not self.commits.is_busy(key):
@@ -262,7 +262,7 @@ class ClaimReconciler:
         """Drop an attempt that its node refuses; the next round searches again."""
         key, stored, attempt = attempted.key, attempted.stored, attempted.attempt
         devices = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
-        self._finder.refusals.add(key, devices, summarize(refusal.reasons))
+        self._allocator.refusals.add(key, devices, summarize(refusal.reasons))
         dropped = await self._writer.write(key, stored.revision, attempts.without_attempt(stored.value))
         if dropped is not None:
             await self.set_condition(key, dropped, "RefusedByNode", refusal.reasons)
@@ -295,17 +295,17 @@ class ClaimReconciler:
         nodes = self._state.nodes_for(stored.claim)
         # A number for each node, and only a costly search's entry needs it.
         read = None if is_cheap else self._read(key)
-        choice = await self._finder.first(nodes, members, is_cheap=is_cheap)
+        choice = await self._allocator.first(nodes, members, is_cheap=is_cheap)
         if isinstance(choice, tuple):
             node, outcome = choice
             return await self._begin(stored, next_attempts(node, members, outcome.results))
         refused = choice
         if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
             return Behind(self._own(key, stored))
-        await self._finder.refresh(nodes, refused, members)
+        await self._allocator.refresh(nodes, refused, members)
         reason, reasons = explain_nodes(nodes, refused)
-        reported = await self.set_condition(key, stored, reason, reasons, lambda: self._finder.advise_members(nodes, refused, members))
-        own, excluded_s = self._own(key, reported), self._finder.refusals.wait_s([each_member.key for each_member in members])
+        reported = await self.set_condition(key, stored, reason, reasons, lambda: self._allocator.advise_members(nodes, refused, members))
+        own, excluded_s = self._own(key, reported), self._allocator.refusals.wait_s([each_member.key for each_member in members])
         if excluded_s < math.inf:
             return Again(excluded_s, (own, world))
         return Done((own, world)) if is_cheap else Behind(own, read)

@@ -35,7 +35,7 @@ class BindingConditions:
         timeout_s: float,
         runtime: Runtime,
         state: StandaloneState,
-        finder: Allocator,
+        allocator: Allocator,
         deallocation: ClaimDeallocation,
         queue: WorkQueue,
     ) -> None:
@@ -43,7 +43,7 @@ class BindingConditions:
         self._timeout_s = timeout_s
         self._clock = runtime.clock
         self._state = state
-        self._finder = finder
+        self._allocator = allocator
         self._deallocation = deallocation
 
     async def reconcile_all(self) -> None:
@@ -88,5 +88,5 @@ class BindingConditions:
             for granted_device in results
             if granted_device.binding_conditions
         ]
-        self._finder.refusals.add(key, devices, f"binding failed: {verdict.why}")
+        self._allocator.refusals.add(key, devices, f"binding failed: {verdict.why}")
         await self._deallocation.begin(key, stored, f"binding failed: {verdict.why}")

@@ -66,13 +66,13 @@ class NodeFilter:
         settings: ControllerSettings,
         runtime: Runtime,
         state: StandaloneState,
-        finder: Allocator,
+        allocator: Allocator,
         planner: Planner,
         consumers: ClaimUsers,
     ) -> None:
         self._runtime = runtime
         self._state = state
-        self._finder = finder
+        self._allocator = allocator
         self._planner = planner
         self._consumers = consumers
         self.refused: RefusalBackoff[str] = RefusalBackoff(runtime.clock, settings.retry_s)
@@ -93,18 +93,18 @@ class NodeFilter:
         searched: set[str] = set()
         nodes = self._candidates(pod, misses) if placed is None else [placed]
         end = self._runtime.clock.monotonic() + LONGEST_S
-        spent = self._finder.spent
+        spent = self._allocator.spent
         for node in nodes:
             why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
             missed = static_miss(plan, self._state.describe(node), refused=why)
             if missed is None:
                 outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
                 if members and self._runtime.clock.monotonic() < end:
-                    outcome = await self._finder.search_on(node, members, pod=wishing, is_cheap=is_cheap)
-                if is_cheap and (isinstance(outcome, GaveUp) or self._finder.spent - spent > CHEAP_STEPS):
+                    outcome = await self._allocator.search_on(node, members, pod=wishing, is_cheap=is_cheap)
+                if is_cheap and (isinstance(outcome, GaveUp) or self._allocator.spent - spent > CHEAP_STEPS):
                     return None
                 if isinstance(outcome, Allocated) and members and len(fits) < _BROUGHT_CLOSER:
-                    outcome = await self._finder.brought_closer(node, members, outcome, pod=wishing)
+                    outcome = await self._allocator.brought_closer(node, members, outcome, pod=wishing)
                 judged = filter_outcome(plan, node, outcome)
                 if isinstance(judged, NodeFit):
                     fits.append(judged)
@@ -160,7 +160,7 @@ class NodeFilter:
         """Search again where people will read what was found: it may have been remembered."""
         again = [miss for miss in misses if miss.node in searched]
         outcomes = [node_miss.outcome for node_miss in again]
-        await self._finder.refresh([node_miss.node for node_miss in again], outcomes, members, pod=wishing)
+        await self._allocator.refresh([node_miss.node for node_miss in again], outcomes, members, pod=wishing)
         newest = {node_miss.node: NodeMiss(node_miss.node, outcome) for node_miss, outcome in zip(again, outcomes, strict=True)}
         return [newest.get(miss.node, miss) for miss in misses]
 

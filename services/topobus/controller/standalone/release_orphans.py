@@ -49,7 +49,7 @@ class OrphanedAllocations:
         settings: ControllerSettings,
         runtime: Runtime,
         state: StandaloneState,
-        finder: Allocator,
+        allocator: Allocator,
         metrics: ControllerMetrics,
         ledgers: NodeLedgers,
         queue: WorkQueue,
@@ -60,7 +60,7 @@ class OrphanedAllocations:
         self._runtime = runtime
         self._bus = runtime.bus
         self._state = state
-        self._finder = finder
+        self._allocator = allocator
         self._metrics = metrics
         self._evidence = 0
         """Counts what may make an orphan of any holding: each ledger is searched again."""
@@ -140,7 +140,7 @@ class OrphanedAllocations:
             for device, owner in holders_from_ledger(ledger, self._state.cpu_devices(node)).items():
                 if owner.key in owners:
                     shown[device] = f"quarantined: {owner} was deleted by force, and node {node} has not let go of it"
-        self._finder.quarantined = shown
+        self._allocator.quarantined = shown
 
     async def _orphans_in(self, ledger: Ledger) -> dict[str, Owner]:
         """List the owners in a ledger that are known to be gone.

@@ -67,7 +67,7 @@ class PodScheduler:
         self,
         runtime: Runtime,
         state: StandaloneState,
-        finder: Allocator,
+        allocator: Allocator,
         consumers: ClaimUsers,
         claims: ClaimReconciler,
         deallocation: ClaimDeallocation,
@@ -85,7 +85,7 @@ class PodScheduler:
         self._runtime = runtime
         self._bus = runtime.bus
         self._state = state
-        self._finder = finder
+        self._allocator = allocator
         self._consumers = consumers
         self._claims = claims
         self._deallocation = deallocation
@@ -112,9 +112,9 @@ class PodScheduler:
 
     async def reconcile_costly(self) -> bool:
         """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
-        spent = self._finder.spent
+        spent = self._allocator.spent
         for key in self._queue.behind([key for key, _ in self._consumers.pods], self._read):
-            if self._finder.spent - spent > _ROUND_STEPS:
+            if self._allocator.spent - spent > _ROUND_STEPS:
                 return True
             await self._bounded(key, is_cheap=False)
         return False
@@ -206,7 +206,7 @@ class PodScheduler:
             reported = await self._no_fit(key, stored, plan, misses)
             if is_silent:
                 return Again(version=(reported.revision, world))
-            excluded_s = min(self._nodes.refused.wait_s([key]), self._finder.refusals.wait_s(self._claim_keys(key).values()))
+            excluded_s = min(self._nodes.refused.wait_s([key]), self._allocator.refusals.wait_s(self._claim_keys(key).values()))
             if excluded_s < math.inf:
                 return Again(excluded_s, (reported.revision, world))
             # Claims as they are now that they have been told; what is free as it was before a long search, so that nothing freed meanwhile is missed.
@@ -311,7 +311,7 @@ class PodScheduler:
             claim = self._state.objects.get(claim_key)
             if claim is not None:
                 await self._claims.set_condition(
-                    claim_key, claim, condition, reasons, lambda: self._finder.advise_members(nodes, outcomes, members)
+                    claim_key, claim, condition, reasons, lambda: self._allocator.advise_members(nodes, outcomes, members)
                 )
         return reported
 

@@ -65,7 +65,7 @@ class _Controller:
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._wake)
         self._copies = BusCopies(runtime, self._state, self._queue("intake"), self._wake, metrics.remarked)
         self._classes = ClassReconciler(runtime, self._state, compiler, self._queue("classes"))
-        finder = Allocator(settings, runtime, self._state, compiler, metrics)
+        allocator = Allocator(settings, runtime, self._state, compiler, metrics)
         self._consumers = ClaimUsers(self._state, self._queue("consumers"))
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
         writer = ObjectWriter(NatsStore(runtime.bus, self._state))
@@ -74,7 +74,7 @@ class _Controller:
             settings,
             runtime,
             self._state,
-            finder,
+            allocator,
             self._consumers,
             metrics,
             ledgers,
@@ -84,16 +84,16 @@ class _Controller:
             ReplicaTurns(runtime.clock, settings.retry_s),
         )
         self._evictor = Evictor(runtime, self._state, deallocation, self._queue("evictions"))
-        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, finder, deallocation, self._queue("binding"))
+        self._binding = BindingConditions(settings.binding_timeout_s, runtime, self._state, allocator, deallocation, self._queue("binding"))
         self._pods = ClaimTemplateReconciler(runtime, self._state, self._queue("templates"))
         self._planner = Planner(settings, runtime, self._state, metrics)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
-        nodes = NodeFilter(settings, runtime, self._state, finder, self._planner, self._consumers)
+        nodes = NodeFilter(settings, runtime, self._state, allocator, self._planner, self._consumers)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
         self._scheduler = PodScheduler(
             runtime,
             self._state,
-            finder,
+            allocator,
             self._consumers,
             self._claims,
             deallocation,
@@ -108,7 +108,7 @@ class _Controller:
         self._presence = SilentServices(
             settings.silence, settings.parallel_asks, runtime, self._state, self._wake, is_needed=self._state.has_waiting
         )
-        self._orphans = OrphanedAllocations(settings, runtime, self._state, finder, metrics, ledgers, self._queue("orphans"))
+        self._orphans = OrphanedAllocations(settings, runtime, self._state, allocator, metrics, ledgers, self._queue("orphans"))
         self._objects = NatsWatch(
             runtime.bus,
             self._state,
